@@ -8,8 +8,7 @@ from typing import Any, Final, TypeAlias
 from msgspec import UNSET, UnsetType
 
 from strobe.perf.report.documents.runs import SCHEMA_VERSION, RunDocument
-from strobe.perf.report.documents.speedup import SpeedupDocument
-from strobe.perf.report.documents.trace import TraceDocument
+from strobe.perf.report.documents.speedup import SpeedupDocument, TraceDocument
 from strobe.perf.table.rows import DocumentPart, col, struct_of
 from structs import parts_of, struct_sections
 

@@ -21,8 +21,7 @@ from strobe.cli.defaults import every_verb
 from strobe.core.errors import ConfigError, DataError
 from strobe.core.notebook import MAX_ROWS, html_table
 from strobe.perf.report.documents.runs import Document, RunDocument, table_kinds
-from strobe.perf.report.documents.speedup import SpeedupDocument
-from strobe.perf.report.documents.trace import TraceDocument
+from strobe.perf.report.documents.speedup import SpeedupDocument, TraceDocument
 from strobe.perf.table.rows import struct_of, to_json
 from terminal import Strobe, check_document
 

@@ -128,8 +128,9 @@ def _read_log(path: Path, flags: LogFlags, output: Output) -> Log:
     with output.progress("read") as advance:
         log = read_log(path, load_patterns(flags.patterns), progress=megabytes(advance))
     if log.counts.similar:
-        first = f"line {log.similar[0].line}: {log.similar[0].text.strip()}"
-        output.note(f"{path}: {log.counts.similar} lines look like a timing and match no pattern; {first}")
+        (first, *_), *_ = log.similar.values()
+        said = f"{path}: {log.counts.similar} lines look like a timing and match no pattern"
+        output.note(f"{said}; line {first.line}: {first.text.strip()}")
     if log.counts.truncated:
         output.note(f"{path}: the compressed file is cut short; what could be read counts")
     return log

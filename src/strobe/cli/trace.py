@@ -157,7 +157,7 @@ def _write(study: TraceStudy, report: model.Report, folder: Path, formats: Seque
 
 def _data(study: TraceStudy) -> dict[str, Any]:
     """Return every row of every table as the JSON document."""
-    from strobe.perf.report.documents.trace import trace_document
+    from strobe.perf.report.documents.speedup import trace_document
     from strobe.perf.table.rows import to_json
 
     found: dict[str, Any] = to_json(trace_document(study))

@@ -1,4 +1,4 @@
-"""Run folders: what a killed process, a full disk, damage and packing leave of their records."""
+"""Records: their schema and manual, and what a killed process, a full disk, damage and packing leave of a run folder."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import errno
 import gzip
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -17,13 +18,28 @@ import msgspec
 import pytest
 
 import strobe
+import strobe.records
+from made_records import header_of, span_of
 from strobe.core.errors import ConfigError, DataError, StrobeError
 from strobe.perf.logs import read_log
 from strobe.perf.logs.series import Log
-from strobe.perf.records import store
-from strobe.perf.records.record import Clip, End, Excluded, Gate, Header, Span
-from strobe.perf.records.store import PACKED, RECORDS, RunWriter, check, create_run, number_of, pack, read_run, rotate, seal
+from strobe.perf.records import record, store
+from strobe.perf.records.record import LINES, Clip, End, Excluded, Gate, Git, Header, Prediction, Record, Span
+from strobe.perf.records.store import (
+    PACKED,
+    RECORDS,
+    RunRecords,
+    RunWriter,
+    check,
+    create_run,
+    number_of,
+    pack,
+    read_run,
+    rotate,
+    seal,
+)
 from strobe.perf.report.log_page import run_folders
+from structs import parts_of, schema_markdown
 
 END = End(status="complete", date="2026-01-01T00:01:00Z", wall_ns=60_000_000_000)
 
@@ -204,14 +220,10 @@ def test_a_folder_that_holds_something_is_kept_under_the_next_number(tmp_path: P
         assert not folder.exists()
     kept = {path.name: (path / "a").read_text() for path in tmp_path.iterdir()}
     assert kept == {"traces.1": "round 1", "traces.2": "round 2", "traces.3": "round 3"}
-
-
-def test_a_number_that_is_taken_is_passed_over(tmp_path: Path) -> None:
-    (tmp_path / "traces.1").write_text("mine")
-    (tmp_path / "traces").mkdir()
-    (tmp_path / "traces" / "a").touch()
-    assert rotate(tmp_path / "traces") == tmp_path / "traces.2"
-    assert (tmp_path / "traces.1").read_text() == "mine"
+    (tmp_path / "traces.4").write_text("a number that is taken")
+    folder.mkdir()
+    (folder / "a").touch()
+    assert rotate(folder) == tmp_path / "traces.5" and (tmp_path / "traces.4").is_file()
 
 
 def test_neither_a_file_nor_the_folder_one_works_in_is_moved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -324,10 +336,9 @@ def test_a_clip_that_was_never_finished_is_no_damage(run: Path) -> None:
 
 
 def test_a_log_of_records_has_the_sound_clips_alone(run: Path) -> None:
-    def change(lines: Lines) -> None:
-        lines[8] = lines[8].replace(b'"value_ns":', b'"value_ns":9')
-
-    log = read_log(rewritten(run, change) / RECORDS)
+    log = read_log(
+        rewritten(run, lambda lines: lines.__setitem__(8, lines[8].replace(b'"value_ns":', b'"value_ns":9'))) / RECORDS
+    )
     (series,) = log.series
     assert len(series) == 2 * NUM_SPANS and {sample.round for sample in series} == {0, 2}
     assert log.damage == read_run(run).damage != ()
@@ -388,14 +399,10 @@ def test_plain_and_packed_side_by_side_are_refused(run: Path) -> None:
         assert "\n" not in str(error.value)
 
 
-def test_nothing_to_pack(run: Path) -> None:
-    pack(run)
+def test_nothing_to_pack_and_a_link_are_refused(run: Path, tmp_path: Path) -> None:
+    pack(run).rename(tmp_path / "elsewhere")
     with pytest.raises(DataError, match=r"no records.jsonl to pack"):
         pack(run)
-
-
-def test_a_link_is_not_followed(run: Path, tmp_path: Path) -> None:
-    pack(run).rename(tmp_path / "elsewhere")
     (run / PACKED).symlink_to(tmp_path / "elsewhere")
     with pytest.raises(DataError, match="is a link"):
         read_run(run)
@@ -435,3 +442,129 @@ def test_the_script_packs_every_run_under_a_folder(
     assert main([str(run.parent)]) == 2
     assert "no records.jsonl at or under" in capsys.readouterr().err
     sys.modules.pop("publish")
+
+
+NEEDED = {
+    "date", "git.commit", "git.dirty", "argv", "model.weights_sha256", "machine.device", "machine.driver", "machine.cuda",
+    "machine.torch", "machine.cores", "machine.threads", "machine.clocks", "machine.gpu_count", "sp_degree", "tp_degree",
+    "world_size", "logs", "workload.frames", "workload.height", "workload.width", "workload.batch",
+}  # fmt: skip
+
+
+def test_every_line_tells_its_kind_and_version_and_integers_beyond_a_float(header: Header, span: Span) -> None:
+    for one in (header, span):
+        line = msgspec.json.encode(one)
+        told = msgspec.json.decode(line)
+        assert (told["record"], told["v"]) == (type(one).__name__.lower(), 2) and msgspec.json.decode(line, type=Record) == one
+    assert b"9007199254740993" in line
+
+
+def test_a_line_without_an_optional_field_is_read_as_it_was_meant() -> None:
+    """Fields came one by one: a run that did not know them had one GPU, whole clips and frame blocks, and nothing else to say."""
+    meant = {
+        ("Header", "kind"): "stream", ("Header", "world_size"): 1, ("Header", "sp_degree"): 1, ("Header", "tp_degree"): 1,
+        ("Workload", "batch"): 1, ("Workload", "unit"): "frame block", ("Clip", "calls"): 1, ("Excluded", "kind"): "other",
+    }  # fmt: skip
+    found, kinds = {}, {part for line in LINES for part in (line, *parts_of(line))}
+    for kind in kinds:
+        for field in msgspec.structs.fields(kind):
+            default = field.default if field.default_factory is msgspec.NODEFAULT else field.default_factory()
+            if default is not msgspec.NODEFAULT and field.name != "v" and default not in (None, False, 0, "", (), {}):
+                found[kind.__name__, field.name] = default
+    assert found == meant and len(kinds) > 30
+
+
+def test_the_header_has_every_field_a_reader_needs_to_repeat_the_run() -> None:
+    schema = msgspec.json.schema(Header)["$defs"]
+
+    def keys(name: str, prefix: str = "") -> set[str]:
+        found = set()
+        for key, field in schema[name]["properties"].items():
+            found.add(prefix + key)
+            options = [field, *field.get("anyOf", []), *field.get("allOf", [])]
+            for part in (option["$ref"].rsplit("/", 1)[1] for option in options if "$ref" in option):
+                found |= keys(part, f"{prefix}{key}.")
+        return found
+
+    assert keys("Header") >= NEEDED
+
+
+def test_the_manual_lists_every_field_of_every_line() -> None:
+    text = schema_markdown()
+    for kind in LINES:
+        section = text.split(f"## `{kind.__struct_config__.tag}`")[1].split("\n## ")[0]
+        for field in (each for each in msgspec.structs.fields(kind) if each.name != "v"):
+            assert f"`{field.name}`" in section
+
+
+@pytest.mark.parametrize("kind", [kind for kind in LINES if kind is not Prediction])
+def test_times_that_a_clock_measured_are_whole_nanoseconds(kind: type[msgspec.Struct]) -> None:
+    for field in msgspec.inspect.type_info(kind).fields:
+        if field.name.endswith(("_ns", "_bytes")):
+            found = field.type.type
+            while isinstance(found, msgspec.inspect.VarTupleType | msgspec.inspect.DictType):
+                found = found.value_type if isinstance(found, msgspec.inspect.DictType) else found.item_type
+            assert isinstance(found, msgspec.inspect.IntType | msgspec.inspect.UnionType), field.name
+
+
+PAGE = Path(__file__).parents[3] / "docs" / "records.md"
+
+
+def test_every_table_of_the_manual_is_a_public_class() -> None:
+    heads = set(re.findall(r"^## `?(\w+)`?$", PAGE.read_text(encoding="utf-8"), re.MULTILINE))
+    public = {getattr(strobe.records, name) for name in strobe.records.__all__} - {RunRecords}
+    assert heads == {kind.__struct_config__.tag if kind in LINES else kind.__name__ for kind in public}
+    assert set(LINES) < public
+
+
+def git(folder: Path, *words: str) -> str:
+    identity = ["-c", "user.name=t", "-c", "user.email=t@example.org"]
+    done = subprocess.run(["git", "-C", str(folder), *identity, *words], capture_output=True, text=True, check=True)
+    return done.stdout.strip()
+
+
+def test_git_state_is_that_of_the_checkout_that_tracks_the_file(tmp_path: Path) -> None:
+    tracked, stray = tmp_path / "a.py", tmp_path / "b.py"
+    assert record.git_state(tracked).commit is None
+    git(tmp_path, "init", "-q")
+    tracked.write_text("1")
+    git(tmp_path, "add", "a.py")
+    git(tmp_path, "commit", "-qm", "one")
+    stray.write_text("2")
+    commit = git(tmp_path, "rev-parse", "HEAD")
+    assert record.git_state(tracked) == record.Git(commit=commit, dirty=False)
+    assert record.git_state(stray).commit is None
+    tracked.write_text("3")
+    assert record.git_state(tracked) == record.Git(commit=commit, dirty=True)
+
+
+def test_a_machine_that_tells_nothing_gives_nulls(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(record, "_text", lambda path: "")
+    assert record.git_state(Path(__file__)) == record.Git(commit=None, dirty=None)
+    assert record.cpu_governor() is None
+    assert record.cpu_mhz() is None
+    assert record.cpu_cores() >= 1
+
+
+def test_the_clock_of_the_cores_is_their_mean_in_mhz(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = {"a": "2000000", "b": "3001000", "c": "", "/proc/cpuinfo": "cpu MHz\t: 1000.5\nflags: x\ncpu MHz\t: 2000\n"}
+    monkeypatch.setattr(record, "_text", lambda path: told[str(path)])
+    for cores, expected in (("abc", 2500), ("", 1500)):
+        monkeypatch.setattr(Path, "glob", lambda folder, pattern, cores=cores: map(Path, cores))
+        assert record.cpu_mhz() == expected
+
+
+@pytest.fixture(scope="session")
+def header() -> Header:
+    return header_of(
+        ("baseline", "turbo", "turbo", "baseline"),
+        git=Git(commit="0" * 40, dirty=True),
+        argv=("strobe", "compare"),
+        palindromes=4,
+    )
+
+
+@pytest.fixture(scope="session")
+def span() -> Span:
+    return span_of("turbo", "frame_block", 2**53 + 1, clip=1, order=3, palindrome=0, index=2, start_ns=10)

@@ -20,7 +20,7 @@ import msgspec
 
 from strobe.core.errors import DataError
 from strobe.perf.logs.patterns import NUMBER, UNIT, Kind, Pattern, Patterns, load_patterns, parse_patterns, read
-from strobe.perf.logs.series import MAX_EXAMPLES, MAX_TEXT, Example, LineCounts, Log, Sample, series_of
+from strobe.perf.logs.series import MAX_EXAMPLES, MAX_TEXT, LineCounts, Log, Sample, series_of
 from strobe.perf.records.record import SCHEMA_VERSION, Header, Record, Span
 from strobe.perf.records.store import RunRecords, number_of, read_run
 
@@ -286,7 +286,7 @@ class _Reader:
         self._path, self.patterns = path, patterns
         self._series: dict[tuple[str, str, int | None], tuple[Pattern, Kind, list[Sample]]] = {}
         self._pending: list[tuple[_Line, str]] = []  # lines that may go on in the next one, and what they resemble
-        self._similar: dict[str, list[Example]] = {}
+        self._similar: dict[str, list[Sample]] = {}
         self._workers: _Workers = {}
         self._proposal = ""
         self._longest = self._long_lines = self._position = 0
@@ -344,7 +344,7 @@ class _Reader:
                 for (_, name, rank), (pattern, kind, samples) in self._series.items()
             ),
             counts=LineCounts(**self._counts, mended=reading["mended"], cut=reading["cut"], truncated=bool(reading["truncated"])),
-            similar=tuple(example for examples in self._similar.values() for example in examples),
+            similar=self._similar,
             damage=damage,
             proposal="" if self._series else self._proposal,
         )
@@ -364,7 +364,7 @@ class _Reader:
                 continue
             examples = self._similar.setdefault(similar, [])
             if len(examples) < MAX_EXAMPLES:
-                examples.append(Example(number, text[:MAX_TEXT], similar))
+                examples.append(Sample(number, text[:MAX_TEXT], "", 0))
 
     def _candidates(self, text: str) -> list[Pattern]:
         lowered = text.lower()

@@ -35,19 +35,11 @@ _LONGEST: Final = 100_000
 """Bytes of a line, on average, that no text log has."""
 
 
-class Example(NamedTuple):
-    """A line of the log to quote: its number from 1, its text (cut if long), the pattern it concerns, and the reason."""
-
-    line: int
-    text: str
-    pattern: str
-    reason: str = ""
-
-
 class Sample(NamedTuple):
     """One value: number and unit as written ("" for none), and its place; None where the line does not say.
 
-    `position` counts the values of the file in order, over all series. `cause`: why the line itself calls it not steady.
+    `position` counts the values of the file in order, over all series. `cause`: why the line itself calls it not steady; of
+    a text to quote, which may be cut, why it is no value.
     """
 
     line: int
@@ -86,7 +78,7 @@ class Series:
     mark: Mark | None
     samples: tuple[Sample, ...]
     rejected: Mapping[Reason, int]
-    examples: tuple[Example, ...]
+    examples: tuple[Sample, ...]
 
     def __len__(self) -> int:
         return len(self.samples)
@@ -145,7 +137,7 @@ class Log:
     Args:
         sha256: of the file as it lies on the disk.
         series: in order of their first value.
-        similar: the first lines of each pattern that look like it and do not match.
+        similar: by pattern, the first lines that look like it and do not match.
         damage: of our own records: what is damaged, and what is left out for it.
         proposal: in a log without any value, a line with a time that no pattern reads, and a pattern that reads it.
     """
@@ -155,7 +147,7 @@ class Log:
     size_bytes: int
     series: tuple[Series, ...]
     counts: LineCounts
-    similar: tuple[Example, ...]
+    similar: Mapping[str, Sequence[Sample]]
     damage: tuple[str, ...] = ()
     proposal: str = ""
 
@@ -198,12 +190,12 @@ def series_of(path: Path, pattern: Pattern, key: tuple[Kind, str, int | None], f
 
     Numbers that could be read in two ways are left out too: `7,200` where no value shows which mark is the decimal one.
     """
-    counts, examples = Counter[Reason](), list[Example]()
+    counts, examples = Counter[Reason](), list[Sample]()
 
     def reject(reason: Reason, line: int, text: str) -> None:
         counts[reason] += 1
         if len(examples) < MAX_EXAMPLES:
-            examples.append(Example(line, text[:MAX_TEXT], pattern.name, reason))
+            examples.append(Sample(line, text[:MAX_TEXT], "", 0, cause=reason))
 
     times: list[tuple[Sample, Mark | None]] = []
     for sample in found:

@@ -185,15 +185,6 @@ def test_a_timer_that_did_not_wait_is_told(guide: dict[str, Path], tmp_path: Pat
     assert "traced section" in notes and "longer than the whole attention call" in notes
 
 
-def test_a_kernel_that_the_ledger_counts_in_fewer_steps_is_explained(guide: dict[str, Path]) -> None:
-    """The mean of three calls stands beside that of the two in steps that have an end."""
-    report = build_speedup_report(load_speedup(request(guide)))
-    ledger = next(table for table in all_tables(report) if table.caption == "Ledger for one step.")
-    for side in ("baseline", "candidate"):
-        said = f"{side}: the kernel's speedup is over 3 focal calls, this table over the 2 in the compared steps"
-        assert sum(note.startswith(said) for note in ledger.notes) == 1
-
-
 def test_communication_is_split_into_waiting_and_moving(tmp_path: Path) -> None:
     """Rank 1 is late by 0.5 ms in each of four collectives of 1 ms."""
     paths = []

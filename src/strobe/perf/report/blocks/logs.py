@@ -10,7 +10,7 @@ from typing import Final, NamedTuple, TypeAlias, TypeVar
 from strobe.core.printable import first_of
 from strobe.perf.analysis.runs.log_times import OUTLIER, SeriesSummary, StageRounds
 from strobe.perf.logs.reader import sha256_of
-from strobe.perf.logs.series import Example, Log, Resolved, Series, short
+from strobe.perf.logs.series import Log, Resolved, Sample, Series, short
 from strobe.perf.report.blocks.fields import damage_banners, page, spread, stretches
 from strobe.perf.table.fields import Field, beside, count, exact_cell, table_of
 from strobe.perf.table.model import Block, Code, ExactTime, Missing, Report, Section, Table, Text
@@ -195,22 +195,22 @@ def _lines_table(logs: Sequence[Log]) -> Table:
 
 
 def _examples(logs: Sequence[Log]) -> Iterator[Table]:
-    similar = [(log, each) for log in logs for each in log.similar]
+    similar = [(log, pattern, each) for log in logs for pattern, lines in log.similar.items() for each in lines]
     if similar:
-        of_similar: tuple[Field[tuple[Log, Example]], ...] = (
+        of_similar: tuple[Field[tuple[Log, str, Sample]], ...] = (
             Field("log", lambda row: row[0].path.name, Code),
-            count("line", lambda row: row[1].line),
-            Field("pattern", lambda row: row[1].pattern),
-            Field("text", lambda row: row[1].text, Code),
+            count("line", lambda row: row[2].line),
+            Field("pattern", lambda row: row[1]),
+            Field("text", lambda row: row[2].text, Code),
         )
         yield table_of("Lines that look like a timing and match no pattern, the first of each pattern.", of_similar, similar)
     rejected = [(log, series, each) for log in logs for series in log.series for each in series.examples]
     if rejected:
-        of_rejected: tuple[Field[tuple[Log, Series, Example]], ...] = (
+        of_rejected: tuple[Field[tuple[Log, Series, Sample]], ...] = (
             Field("log", lambda row: row[0].path.name, Code),
             count("line", lambda row: row[2].line),
             Field("series", lambda row: row[1].title, Code),
             Field("value", lambda row: row[2].text, Code),
-            Field("why", lambda row: row[2].reason),
+            Field("why", lambda row: row[2].cause),
         )
         yield table_of("Values that are in no figure, the first of each series.", of_rejected, rejected)

@@ -18,8 +18,7 @@ from strobe.perf.analysis.structure.sections import parse_section
 from strobe.perf.records.store import read_run
 from strobe.perf.report.build import build_report, report_and_findings
 from strobe.perf.report.documents.runs import RunDocument, run_document
-from strobe.perf.report.documents.speedup import SpeedupDocument, speedup_document
-from strobe.perf.report.documents.trace import TraceDocument, trace_document
+from strobe.perf.report.documents.speedup import SpeedupDocument, TraceDocument, speedup_document, trace_document
 from strobe.perf.report.speedup_page.study import SideName, SideRequest, SpeedupRequest, load_speedup
 from strobe.perf.report.study import TraceOptions, load_trace_study, only_pair
 from strobe.perf.report.write import FORMATS, render

@@ -14,10 +14,10 @@ from strobe.perf.analysis.comparable import FACTS, Verdict, obstacles, shown
 from strobe.perf.analysis.comparable import doubts as weakening
 from strobe.perf.analysis.comparable import unknown as unknown_facts
 from strobe.perf.analysis.device.kernels import kernel_part
-from strobe.perf.analysis.ledger.account import DILATION, Ledger, total, trace_part
+from strobe.perf.analysis.ledger.account import DILATION, Ledger, total
 from strobe.perf.analysis.ledger.speedup import DRIFT, Answer, LevelFigure, PartLine
 from strobe.perf.analysis.ledger.traces import FOCAL_NAME
-from strobe.perf.analysis.parts import NAMELESS, Part
+from strobe.perf.analysis.parts import Part
 from strobe.perf.analysis.structure.steps import Steps
 from strobe.perf.report.blocks.answer import ANSWER, SHORT_NS, answer_figure, limit, line_name, part_fields, rest_words
 from strobe.perf.report.blocks.fields import damage_banners, gathered, page
@@ -475,7 +475,7 @@ def _table(study: SpeedupStudy, found: Answer) -> Table:
         fields = (*fields[:-1], replace(fields[-1], head=f"of the {found.difference}"))
     rows = rows_of(fields, found.lines, totals=((f"a {found.unit}", found.lines),))
     account = study.accounts[0]
-    notes = (limit(_SIDES[1], found), *_notes_on_unit(account), *rest_words(found), *_nameless(account))
+    notes = (limit(_SIDES[1], found), *_notes_on_unit(account), *rest_words(found))
     return Table(f"What a {found.unit} is spent on.", heads(fields), rows, notes)
 
 
@@ -488,13 +488,6 @@ def _notes_on_unit(account: Ledger) -> Iterator[str]:
         yield "Nothing says that both windows hold the same work."
     if "profiler dilation" in account.missing or account.unit in ("call", "window"):
         yield "The times are those of the traced run: a profiler slows the host, so waiting for it may be shorter without one."
-
-
-def _nameless(account: Ledger) -> Iterator[str]:
-    nameless = (line for line in account.lines if trace_part(line.label) in NAMELESS)
-    said = [f"{line.line} {' -> '.join(significant(float(ns) / 1e6) for ns in line.both)} ms" for line in nameless]
-    if said:
-        yield f"Unexplained: {'; '.join(said)}."
 
 
 def _not_of_the_stage(study: SpeedupStudy) -> str:

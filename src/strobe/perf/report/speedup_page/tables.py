@@ -12,7 +12,7 @@ from strobe.perf.analysis.device.activity import IDLE
 from strobe.perf.analysis.device.intervals import distribution
 from strobe.perf.analysis.device.kernels import kernel_name
 from strobe.perf.analysis.ledger.account import COVERS, LEVEL_WORDS, CallsEffect, Ledger, LedgerLine, total, trace_part
-from strobe.perf.analysis.ledger.speedup import DRIFT, LEVEL_TITLES, UNIT_NAMES, LevelFigure
+from strobe.perf.analysis.ledger.speedup import DRIFT, LEVEL_TITLES, LevelFigure
 from strobe.perf.analysis.ledger.traces import IDLE as IDLE_LABEL
 from strobe.perf.analysis.ledger.traces import LABELS, PRIORITY, Node, TracedSide
 from strobe.perf.analysis.parts import NAMELESS, Part
@@ -150,7 +150,7 @@ def _account_figure(study: SpeedupStudy, account: Ledger) -> Figure:
     whole = _whole(account, "e2e", f"{unit} = sum of all lines")
     rows = rows_of(fields, (*account.lines, whole), strong=lambda row: row is whole)
     notes = [
-        *([_two_accounts(study.accounts[0], unit)] if study.accounts else []),
+        *([_OF_TIMERS] if study.accounts else []),
         f"{account.why[0].upper()}{account.why[1:]}; each line is exact, printed to the nanosecond.",
         *(f"Not in the account, {level}: {reason}" for level, reason in account.missing.items()),
         *([f"Section: {study.unlike}"] if study.unlike else []),
@@ -161,20 +161,15 @@ def _account_figure(study: SpeedupStudy, account: Ledger) -> Figure:
     return Figure(title, "Waterfall of one call; the table says the same.", _bars(account), table, table_open=True)
 
 
+_OF_TIMERS: Final = (
+    "It is cut at the log's timers, which have waiting and other work in them; the first account at the trace's kernels."
+)
 _BARS: Final = "Bars that go left are time saved, bars that go right time added."
 
 
 def _bars(account: Ledger) -> Waterfall:
     lines = [(line.line, line.saved_ns, line.interval) for line in account.lines]
     return waterfall((_SIDES[0], account.baseline_ns), (_SIDES[1], account.candidate_ns), lines, account.interval)
-
-
-def _two_accounts(traced: Ledger, unit: str) -> str:
-    return (
-        f"This account is of {unit}, cut at the log's timers; the first one is of a {UNIT_NAMES[traced.unit]}, cut at the "
-        "trace's kernels: a timer has waiting and work in it that is not of its kernel, and a saving has other shares of "
-        "another whole."
-    )
 
 
 def _eaten(account: Ledger) -> Iterator[str]:
@@ -283,7 +278,6 @@ def _lines(study: SpeedupStudy, account: Ledger) -> Table:
         f"Where work overlaps, the first of {', '.join(PRIORITY)} owns the time; the columns 'covers' do not depend on it.",
         _interval_note(account),
         *([ideal] if study.comparable else []),
-        *_calls_in_steps(study),
     ]
     if account.unit == "stage":
         notes += _loud_units(study)
@@ -301,17 +295,6 @@ def _interval_note(account: Ledger) -> str:
         + (" Whatever a log goes into has none." if spread.total is None else "")
         + (f" {FEW_STEPS}" if min(b, c) < BOOTSTRAP_SAMPLES else "")
     )
-
-
-def _calls_in_steps(study: SpeedupStudy) -> Iterator[str]:
-    """Yield notes where the ledger's focal calls are not those of the speedups: steps without an end have no length."""
-    for side in study.sides:
-        own = side.chosen
-        if own is not None and own.num_focal != len(own.counted):
-            yield (
-                f"{side.name}: the kernel's speedup is over {len(own.counted)} focal calls, this table over the "
-                f"{own.num_focal} in the compared steps; the others are in no step, or in the last one, which nothing bounds."
-            )
 
 
 def _effects(account: Ledger) -> Block:
@@ -339,14 +322,8 @@ def _ranks(study: SpeedupStudy) -> Table:
     fields: tuple[Field[Ledger], ...] = (
         Field("rank", lambda row: row.ranks), *columns(Ledger, *_TIMES), *map(group, _GROUPS)
     )  # fmt: skip
-    own, other = (set(side.labels) for side in study.sides)
     units = dict.fromkeys(LEDGER_UNITS[account.unit] for account in study.accounts)
-    notes = [
-        f"traced on the {name} alone: {', '.join(sorted(labels))}"
-        for name, labels in (("baseline", own - other), ("candidate", other - own))
-        if labels and len(own) + len(other) > 2
-    ]
-    notes.append("The columns behind 'saved' are what each kind of line saves; they add up to it.")
+    notes = ("The columns behind 'saved' are what each kind of line saves; they add up to it.",)
     return table_of(f"Every rank, for {' or '.join(units)}.", fields, study.accounts, notes=notes)
 
 

@@ -237,7 +237,7 @@ def trace_banners(study: TraceStudy) -> tuple[Banner, ...]:
     ends = "the file ends before its JSON does; what stands before is analysed"
     seen = devices_of(study)
     uneven = [(one.name, uneven_text(one.steps)) for one in seen if isinstance(one.steps, Steps)]
-    late = [text for one in seen for text in _host_bound(one)]
+    late = any(one.done.verdict == "host-bound" for one in seen)
     slow = "slowed the host at every operator; check against a run without the profiler"
     costly = [(label, [key for key in _SLOWING_OPTIONS if trace.metadata.get(key) == "1"]) for trace, label in told]
     slowed = (f"{label}: {', '.join(keys)} {slow}" for label, keys in costly if keys)
@@ -255,7 +255,6 @@ def trace_banners(study: TraceStudy) -> tuple[Banner, ...]:
             "caution", "Work of one stream overlaps: durations add up to more than the busy time",
             (text for one in seen for text in _overlap(one)),
         ),
-        ("caution", "Host-bound", late if len(seen) > 1 else ()),
         ("caution", "Uneven steps", (f"{name}: {text}" for name, text in uneven if text)),
         ("caution", "The profiler may have slowed the host down", slowed if late else ()),
     )  # fmt: skip
@@ -327,16 +326,6 @@ def _overlap(seen: DeviceFindings) -> Iterator[str]:
                 f"{seen.name}, stream {stream.stream}: {stream.overlap_pairs} pairs of {stream.events} events, "
                 f"{stream.overlap_ns / 1e3:.3f} µs in all, {stream.longest_overlap_ns / 1e3:.3f} µs at most"
             )
-
-
-def _host_bound(seen: DeviceFindings) -> Iterator[str]:
-    done, median = seen.done, seen.account.late_delay_ns
-    if done.verdict == "host-bound" and median is not None:
-        yield (
-            f"{seen.name} is idle for {100 * done.idle_ns / done.span_ns:.1f} % of its span, "
-            f"{100 * seen.account.idle[HOST_LATE] / done.idle_ns:.1f} % of that because the host had not launched yet; "
-            f"what it then launches starts {median / 1e3:.1f} µs after its call (median)"
-        )
 
 
 def _overview_section(study: TraceStudy) -> Section | None:

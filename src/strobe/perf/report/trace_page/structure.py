@@ -215,7 +215,6 @@ def _layer_blocks(one: DeviceFindings, top: int) -> Iterator[Block]:
 
 def _first_and_later(name: str, groups: Sequence[LayerGroup], whole_ns: int) -> Table:
     device = "sum of the durations of the events of a call: p50 over the first calls"
-    span = "first start to last end of these events: p50 over the first calls"
     host = "length of the call: p50 over the first calls"
     later, of_all = "p50 over all later calls", "sum of their events / sum of all of the device"
     nowhere = {True: "a step", False: "no other call"}
@@ -227,8 +226,6 @@ def _first_and_later(name: str, groups: Sequence[LayerGroup], whole_ns: int) -> 
         numeric("of all", lambda group: group.sum_ns, of_all, show=share_of(whole_ns)),
         time("device, first", lambda group: group.layers[0].device_p50_ns, "µs", device),
         time("later", lambda group: group.later.device_p50_ns, "µs", later),
-        time("span, first", lambda group: group.layers[0].span_p50_ns, "µs", span),
-        time("later", lambda group: group.later.span_p50_ns, "µs", later),
         time("host, first", lambda group: group.layers[0].host_p50_ns, "µs", host, missing=NO_CALL),
         time("later", lambda group: group.later.host_p50_ns, "µs", later, missing=NO_CALL),
         count("kernels, first", lambda group: group.layers[0].kernels),
