@@ -46,7 +46,7 @@ from strobe.models.captured import CapturedCall, write_calls
 from strobe.perf.measure.machine import ClockSampler
 from strobe.perf.records.record import COSINE, L1, RELATIVE, RMSE, Clocks
 from strobe.perf.records.store import RunRecords, read_run
-from strobe.perf.report.attention_bench import read_cells
+from strobe.perf.report.bench_pages import read_cells
 from strobe.perf.report.blocks.grid import judge_methods
 from terminal import quiet
 
@@ -558,7 +558,7 @@ def test_share_and_correction_have_the_numbers_of_a_calculation_by_hand(tmp_path
     calls = (CapturedCall(model="M", layer=f"l{at}", step=0, grid=grid) for at in range(layers))
     write_calls(file, [(call, (q, k, v)) for call, (q, k, v) in zip(calls, given, strict=True)])
     measured(captured_cells(file, (0.75,), (64,)), ("dense:sdpa", *names), tmp_path / "b")
-    judged = {each.entry.name: each for each in judge_methods(read_cells(tmp_path / "b")[0])[1]}
+    judged = {each.entry.name: each for each in judge_methods(read_cells(tmp_path / "b", "attention")[0])[1]}
     rows = torch.linspace(0, tokens - 1, CHECKED_ROWS).round().long()
     for name in names:
         errors, heads, kept, density = [], [], [], []

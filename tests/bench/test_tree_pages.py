@@ -18,7 +18,7 @@ from strobe.perf.analysis.runs.grid import collectives, parts
 from strobe.perf.measure.machine import describe_run, utc_now
 from strobe.perf.records.record import End, LinkRate, Links, Prediction, RankCall, SentMessage
 from strobe.perf.records.store import RunWriter
-from strobe.perf.report.tree_bench import bound, read_cells, straggler, tree_report
+from strobe.perf.report.bench_pages import bound, read_cells, straggler, tree_report
 from strobe.perf.report.write import render_markdown
 
 MS = 1_000_000
@@ -132,7 +132,7 @@ def test_a_verdict_has_its_evidence_and_one_remedy(
 ) -> None:
     apart = {"allgather": ranks}
     write(tmp_path, SHAPE, {"allgather": [1.0], "ring": [1.0]}, apart=apart, plans={"allgather": plan, "ring": predicted()})  # type: ignore[arg-type, dict-item]
-    (cell,) = read_cells(tmp_path)[0]
+    (cell,) = read_cells(tmp_path, "tree")[0]
     found = bound(cell, cell.measured[0])
     assert found is not None and found[0] == label
     assert evidence in found[1] and remedy in found[2]
@@ -141,7 +141,7 @@ def test_a_verdict_has_its_evidence_and_one_remedy(
 
 def test_a_gate_that_is_red_on_one_rank_is_red(tmp_path: Path) -> None:
     write(tmp_path, SHAPE, {"allgather": [4.0], "ring": [1.0]}, red_rank=1)
-    (cell,) = read_cells(tmp_path)[0]
+    (cell,) = read_cells(tmp_path, "tree")[0]
     assert [entry.name for entry in cell.measured] == ["allgather"]
     assert "red on rank 1" in cell.entries[1].reason
     text = render_markdown(tree_report(tmp_path))

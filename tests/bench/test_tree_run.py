@@ -20,7 +20,7 @@ from strobe.core.errors import ConfigError
 from strobe.perf.analysis.runs.grid import covered_ns, regions_of
 from strobe.perf.records.record import MESSAGE
 from strobe.perf.records.store import read_run
-from strobe.perf.report.tree_bench import bound, collectives_of, parts_of, read_cells, split_calls
+from strobe.perf.report.bench_pages import bound, collectives_of, parts_of, read_cells, split_calls
 from terminal import quiet
 
 
@@ -44,7 +44,7 @@ def test_all_ranks_are_measured_and_taken_apart(tmp_path: Path, marks: list[str]
     outcome = run_cells([shape], how, tmp_path, quiet, timeout_s=300)
     assert outcome.measured == (shape.name,), outcome.failed
     assert alive(marks[0]) == []
-    (cell,) = read_cells(tmp_path)[0]
+    (cell,) = read_cells(tmp_path, "tree")[0]
     ours = [entry for entry in cell.entries if entry.name != PEER]
     assert not any(entry.reason for entry in ours)
     for entry in ours:
@@ -85,7 +85,7 @@ def test_a_cell_that_takes_too_long_is_ended(tmp_path: Path, marks: list[str]) -
     shape = RankedCall(world_size=2, seq_len=16)
     (failed,) = run_cells([shape], TreeSettings(), tmp_path, quiet, cell_timeout_s=0.5).failed
     assert "ended after 0.5 s" in failed and alive(marks[0]) == []
-    (cell,) = read_cells(tmp_path)[0]
+    (cell,) = read_cells(tmp_path, "tree")[0]
     assert not cell.measured and "ended after 0.5 s" in cell.failure
 
 
@@ -97,7 +97,7 @@ def test_cells_whose_launcher_fails_fail_one_by_one_and_in_words(tmp_path: Path,
     outcome = run_cells(shapes, TreeSettings(contestants=("allgather",), iterations=1), tmp_path, quiet)
     whys = [f"the launcher ended with code 4; rank {gone} left no word: no room" for gone in ("0, 1", "0")]
     assert outcome.failed == tuple(f"{shape.name}: {why}" for shape, why in zip(shapes, whys, strict=True))
-    assert not outcome.measured and [cell.failure for cell in read_cells(tmp_path)[0]] == whys[::-1]
+    assert not outcome.measured and [cell.failure for cell in read_cells(tmp_path, "tree")[0]] == whys[::-1]
     for shape, why in zip(shapes, whys, strict=True):
         end = read_run(tmp_path / "cells" / shape.name).end
         assert end is not None and (end.status, end.message) == ("failed", why)
