@@ -1,13 +1,16 @@
-"""Every preset against the baseline has a whole account, from the clips that were timed."""
+"""Every preset against the baseline has a whole account, and growth over a long clip, from the clips that were timed."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 
+from made_records import header_of, span_of, workload_of
 from strobe.bench.case import ComparePlan
 from strobe.bench.cases.stream import Script, StreamCase
 from strobe.bench.runner import run_case
@@ -18,10 +21,13 @@ from strobe.engine.presets import PRESETS, preset
 from strobe.engine.prompts import Switch
 from strobe.perf.analysis.ledger.account import CLIP_KINDS, Ledger
 from strobe.perf.analysis.parts import Part
-from strobe.perf.records.store import read_run
+from strobe.perf.analysis.runs.compare import LongClip, growths_of
+from strobe.perf.records.record import Clip, End, Knob, Memory, Variant
+from strobe.perf.records.store import RunRecords, RunWriter, read_run
 from strobe.perf.report.build import build_report
 from strobe.perf.report.findings import find
 from strobe.perf.report.study import load_study
+from strobe.perf.report.write import render_markdown
 from terminal import quiet
 
 NAMES = [name for name in PRESETS if name not in ("baseline", "sparse")]  # a latent frame of the tiny model is less than a tile
@@ -64,3 +70,64 @@ def test_the_page_begins_with_the_answers(folder: Path) -> None:
     assert [section.id for section in report.sections[:3]] == ["answer", "headline", "answers"]
     assert [section.folded for section in report.sections[:3]] == [False, False, True]
     assert [len(section.blocks) for section in report.sections[:3:2]] == [1, len(NAMES)]
+
+
+FILLING = 2 + 12 // 3
+"""Frame blocks until a window of twelve latent frames has filled and evicted."""
+
+
+def only(run: RunRecords) -> LongClip:
+    (found,) = growths_of(run)
+    return found
+
+
+@pytest.fixture
+def soaked(tmp_path: Path) -> Callable[..., RunRecords]:
+    """Return `make(times, switches)`: a run of one clip with these lengths (ns)."""
+
+    def make(times: Sequence[int], switches: Sequence[int]) -> RunRecords:
+        with RunWriter(tmp_path / "soaked") as writer:
+            work = workload_of(len(times), *switches)
+            writer.append(header_of(("soaked",), workload=work), Variant(name="soaked", preset="custom", window=12))
+            at, start = {"clip": 0, "order": 0, "palindrome": 0}, 0
+            for index, length in enumerate(times):
+                memory = Memory(variant="soaked", clip=0, frame_block=index, resident_bytes=1 << 20)
+                writer.append(span_of("soaked", "frame_block", length, index=index, start_ns=start, **at), memory)
+                start += length
+            clip = Clip(variant="soaked", phase="timed", num_spans=len(times), **at)
+            writer.append(clip, End(status="complete", date="2026-01-01T00:00:00Z", wall_ns=start))
+        return read_run(writer.folder)
+
+    return make
+
+
+def test_memory_is_read_after_each_frame_block_of_a_timed_clip(fake: Callable[..., Any], tmp_path: Path) -> None:
+    plan = ComparePlan(palindromes=1, traced_blocks=0, review=False, alone=True, memory=True)
+    run = read_run(run_case(fake("mine"), root=tmp_path, plan=plan, progress=quiet))
+    (timed,) = (clip.clip for clip in run.clips if clip.phase == "timed")
+    assert [(line.clip, line.frame_block) for line in run.memory] == [(timed, number) for number in range(6)]
+    assert all(line.resident_bytes and line.allocated_bytes is None for line in run.memory)
+    assert not growths_of(run)  # six frame blocks are too few
+
+
+def test_a_stream_with_switches_leaves_them_out(soaked: Callable[..., RunRecords]) -> None:
+    times = [1000] * 20
+    times[10] = times[15] = 5000
+    run = soaked(times, (10, 15))
+    found, page = only(run), render_markdown(build_report([run.folder]))
+    assert "| 6 | 0.001000 |" in page and "| 5 | 0.001000 |" not in page, (
+        "a point of each frame block from the first that counts on"
+    )
+    assert {10, 15}.isdisjoint(found.first + found.last) and len(found.first) == (20 - FILLING - 2) // 2
+    assert [each.what for each in found.held] == ["resident"]
+    assert all(each.holds for each in found.times) and found.drift is None
+
+
+def test_frames_that_come_late_carry_the_work_of_the_next(soaked: Callable[..., RunRecords]) -> None:
+    """With `late_frames` a switch makes the frame block before it longer, and the last one only waits."""
+    times = [1000] * 19 + [10]
+    times[9] = times[14] = 5000
+    run = soaked(times, (10, 15))
+    late = msgspec.structs.replace(run.variants[0], knobs=(Knob(name="late_frames", value="on", on=True),))
+    found = only(replace(run, variants=(late,)))
+    assert (found.first, found.last) == ((6, 7, 8, 10, 11), (13, 15, 16, 17, 18))

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import ceil, prod
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -313,6 +314,16 @@ def test_a_cell_on_a_gpu_has_host_times_and_a_cold_cache(tmp_path: Path) -> None
     assert all(gate.passed for gate in run.gates)
     assert {span.clock for span in run.spans if span.name == "attention_kernel"} == {"cuda_event"}
     assert {span.clock for span in run.spans if span.name == "host_call"} == {"perf_counter"}
+
+
+def test_a_query_sees_the_keys_of_the_tiles_that_count() -> None:
+    """What stands behind the count of a row is not a selection."""
+    tile_of = torch.tensor([0, 0, 1, 1, 2, 2])
+    given = SimpleNamespace(tile_of=tile_of, checked=torch.tensor([0, 5]), tiles=SimpleNamespace(num_tiles=3))
+    indices = torch.tensor([[[[0, 2, 1], [1, 2, 0], [2, 0, 1]]]], dtype=torch.int32)
+    counts = torch.tensor([[[2, 1, 1]]], dtype=torch.int32)
+    seen = running._seen(given, SimpleNamespace(indices=indices, counts=counts), 0, 0)
+    assert seen.int().tolist() == [[1, 1, 0, 0, 1, 1], [0, 0, 0, 0, 1, 1]]
 
 
 class Library:
