@@ -1,36 +1,42 @@
-"""Every preset against the baseline has a whole account, and growth over a long clip, from the clips that were timed."""
+"""Every preset against the baseline has a whole account, on a GPU too, and growth over a long clip."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+import torch
 
 from made_records import header_of, span_of, workload_of
 from strobe.bench.case import ComparePlan
 from strobe.bench.cases.stream import Script, StreamCase
 from strobe.bench.runner import run_case
 from strobe.core import spans
+from strobe.core.errors import ImplUnavailableError
 from strobe.engine.graphs import Recorded
 from strobe.engine.model import Model
 from strobe.engine.presets import PRESETS, preset
 from strobe.engine.prompts import Switch
+from strobe.models.wan.dit import CausalWan
 from strobe.perf.analysis.ledger.account import CLIP_KINDS, Ledger
+from strobe.perf.analysis.ledger.speedup import Answer
 from strobe.perf.analysis.parts import Part
 from strobe.perf.analysis.runs.compare import LongClip, growths_of
 from strobe.perf.records.record import Clip, End, Knob, Memory, Variant
 from strobe.perf.records.store import RunRecords, RunWriter, read_run
 from strobe.perf.report.build import build_report
-from strobe.perf.report.findings import find
-from strobe.perf.report.study import load_study
+from strobe.perf.report.findings import Finding, find
+from strobe.perf.report.study import Profile, load_study
 from strobe.perf.report.write import render_markdown
 from terminal import quiet
 
-NAMES = [name for name in PRESETS if name not in ("baseline", "sparse")]  # a latent frame of the tiny model is less than a tile
+ON_A_GPU = [name for name in PRESETS if name != "baseline"]
+NAMES = [name for name in ON_A_GPU if name != "sparse"]  # a latent frame of the tiny model is less than a tile
+SCRIPT = Script(prompt="red circle", switches=(Switch(frame_block=6, prompt="blue square"),), num_blocks=8)
 
 
 @pytest.fixture(scope="module")
@@ -38,8 +44,7 @@ def folder(tiny: Model, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pa
     """One palindrome of all presets, FP8 simulated; one more runs its passes as recorded ones, as a GPU replays graphs."""
     configs = [replace(preset(name), simulate=True) for name in ("baseline", *NAMES)]
     replayed = replace(preset("quality"), name="replayed")
-    script = Script(prompt="red circle", switches=(Switch(frame_block=6, prompt="blue square"),), num_blocks=8)
-    case = StreamCase([*configs, replayed], script=script, model=tiny, device="cpu")
+    case = StreamCase([*configs, replayed], script=SCRIPT, model=tiny, device="cpu")
     case.prepare("replayed")
     case._sessions["replayed"][0]._stream._dit.runner = Recorded()
     folder = run_case(
@@ -48,11 +53,9 @@ def folder(tiny: Model, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pa
     yield folder
 
 
-@pytest.mark.parametrize("name", [*NAMES, "replayed"])
-def test_every_preset_has_a_whole_account(folder: Path, name: str) -> None:
-    run = read_run(folder)
-    (found,) = (each for each in find(load_study([folder])) if each.candidate.name == name)
-    ledger, said = found.ledger, found.answer
+def check_account(run: RunRecords, found: Finding) -> Answer:
+    """Hold the account of a candidate against the clips that were timed; return its answer."""
+    ledger, said, name = found.ledger, found.answer, found.candidate.name
     assert isinstance(ledger, Ledger), ledger
     assert said is not None
     for variant, whole in (("baseline", ledger.baseline_ns), (name, ledger.candidate_ns)):
@@ -61,7 +64,14 @@ def test_every_preset_has_a_whole_account(folder: Path, name: str) -> None:
     shown = {part for line in said.lines for part in line.parts}
     assert {Part.ATTENTION_KERNEL, Part.ATTENTION_AROUND, Part.CROSS_ATTENTION, Part.FEED_FORWARD, Part.DECODING} <= shown
     assert {kind for kind, _, _ in said.kinds} == set(CLIP_KINDS)
-    assert all(level.ratio for level in ledger.levels)
+    return said
+
+
+@pytest.mark.parametrize("name", [*NAMES, "replayed"])
+def test_every_preset_has_a_whole_account(folder: Path, name: str) -> None:
+    (found,) = (each for each in find(load_study([folder])) if each.candidate.name == name)
+    said = check_account(read_run(folder), found)
+    assert all(level.ratio for level in found.ledger.levels)  # type: ignore[union-attr]
     assert 0 < said.explained_time_share <= 1
 
 
@@ -70,6 +80,57 @@ def test_the_page_begins_with_the_answers(folder: Path) -> None:
     assert [section.id for section in report.sections[:3]] == ["answer", "headline", "answers"]
     assert [section.folded for section in report.sections[:3]] == [False, False, True]
     assert [len(section.blocks) for section in report.sections[:3:2]] == [1, len(NAMES)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Accounts:
+    """One run of every preset that this machine has the libraries for; `missing` says why it lacks the others."""
+
+    run: RunRecords
+    findings: Mapping[str, Finding]
+    missing: Mapping[str, str]
+
+
+@pytest.fixture(scope="module")
+def accounts(tiny: Model, tmp_path_factory: pytest.TempPathFactory) -> Accounts:
+    """On a GPU all presets in one palindrome: whole clips are traced, passes run as CUDA graphs, FP8 is simulated if need be."""
+    torch.manual_seed(8)
+    dit = CausalWan(replace(tiny.dit.config, dim=64))  # frames that fill tiles, and heads that the kernels for tiles take
+    model = replace(tiny, dit=dit, defaults=replace(tiny.defaults, frame_size=(128, 128)))
+    configs, missing = [replace(preset("baseline"), simulate=True)], {}
+    for name in ON_A_GPU:
+        config = replace(preset(name), simulate=True)
+        try:
+            StreamCase([config], script=SCRIPT, model=model, device="cuda").prepare(name)
+        except ImplUnavailableError as error:
+            missing[name] = str(error)
+            continue
+        configs.append(config)
+    case = StreamCase(configs, script=SCRIPT, model=model, device="cuda")
+    plan = ComparePlan(palindromes=1, traced_blocks=3, review=False)
+    folder = run_case(case, root=tmp_path_factory.mktemp("runs"), plan=plan, progress=quiet)
+    findings = {each.candidate.name: each for each in find(load_study([folder]))}
+    return Accounts(run=read_run(folder), findings=findings, missing=missing)
+
+
+@pytest.mark.gpu
+@pytest.mark.alone
+@pytest.mark.parametrize("name", ON_A_GPU)
+def test_accounts_of_a_gpu_are_whole_and_kernels_of_graphs_keep_their_labels(accounts: Accounts, name: str) -> None:
+    if name in accounts.missing:
+        pytest.skip(accounts.missing[name])
+    assert all(gate.passed for gate in accounts.run.gates if gate.variant == name), accounts.run.gates
+    said = check_account(accounts.run, accounts.findings[name])
+    assert Part.PASS not in {part for line in said.lines for part in line.parts}
+    assert any(side.traced_ns for side in said.sides) and said.explained_time_share >= 0.97, said
+    candidate = accounts.findings[name].candidate
+    profile = candidate.profile
+    assert isinstance(profile, Profile), profile
+    (graphs,) = (knob for knob in candidate.settings.knobs if knob.name == "cuda_graphs")
+    assert (profile.replays is not None) == graphs.on
+    if profile.replays is not None:
+        assert not profile.replays.reason and profile.replays.attributed == profile.replays.launches > 0
+        assert profile.replays.matched >= 0.97 * profile.replays.kernels
 
 
 FILLING = 2 + 12 // 3
