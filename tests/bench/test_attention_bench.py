@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import ceil, prod
 from pathlib import Path
@@ -46,7 +46,7 @@ from strobe.models.captured import CapturedCall, write_calls
 from strobe.perf.measure.machine import ClockSampler
 from strobe.perf.records.record import COSINE, L1, RELATIVE, RMSE, Clocks
 from strobe.perf.records.store import RunRecords, read_run
-from strobe.perf.report.attention_bench import read_cells
+from strobe.perf.report.bench_pages import read_cells
 from strobe.perf.report.blocks.grid import judge_methods
 from terminal import quiet
 
@@ -152,19 +152,13 @@ def test_contestants_are_named_by_kind_impl_or_both() -> None:
 
 
 def test_laps_follow_the_budget() -> None:
-    slow = 500_000_000, 1
-    fast = 1_000_000, 2_000_000
-    tight = running.plan_interleave({"a": slow, "b": fast}, 0.1)
-    assert tight == (running.MIN_ROUNDS, {"a": 1, "b": 1})
-    wide = running.plan_interleave({"a": slow, "b": fast}, 100.0)
-    assert wide[0] == running.MAX_ROUNDS and wide[1]["b"] == running.MAX_CALLS
-    between = running.plan_interleave({"a": slow, "b": fast}, 5.1)
-    assert between[0] == 5 and between[1]["a"] == 1
-    even = 1_000_000_000, 1
-    most = running.MAX_ROUNDS
-    for calls in range(1, running.MAX_CALLS):  # what the rounds leave is spent on more calls
-        spare_s = (calls - 1 + 0.5) * 2 * most
-        assert running.plan_interleave({"a": even}, 2 * most + spare_s) == (most, {"a": calls})
+    both, even, most = {"a": (500_000_000, 1), "b": (1_000_000, 2_000_000)}, {"a": (1_000_000_000, 1)}, running.MAX_ROUNDS
+    assert running.plan_interleave(both, 0.1) == (running.MIN_ROUNDS, {"a": 1, "b": 1})
+    assert running.plan_interleave(both, 5.1)[0] == 5 and running.plan_interleave(both, 5.1)[1]["a"] == 1
+    rounds, calls = running.plan_interleave(both, 100.0)
+    assert (rounds, calls["b"]) == (most, running.MAX_CALLS)
+    for number in range(1, running.MAX_CALLS):  # what the rounds leave is spent on more calls
+        assert running.plan_interleave(even, (2 + (number - 0.5) * 2) * most) == (most, {"a": number})
 
 
 # ------------------------------------------------------------------------------------------------------------------ run
@@ -256,67 +250,44 @@ def test_another_request_is_refused_by_name(tmp_path: Path) -> None:
         run_grid((), REQUEST, tmp_path / "request.json", quiet)
 
 
-def damaged(monkeypatch: pytest.MonkeyPatch, name: str, change: object) -> None:
-    """Let one contestant compute something else."""
+def damaged(monkeypatch: pytest.MonkeyPatch, change: Callable[[Found, CellTensors], Found]) -> None:
+    """Let `fine:cpu` compute something else."""
     right = running.build_ours
 
     def build(asked: str, inputs: CellTensors) -> BoundContestant:
-        contestant = right(asked, inputs)
-        if asked != name:
-            return contestant
-
-        def call(*leaves: Tensor, lse: bool) -> Found:
-            return change(contestant.call(*leaves, lse=lse), inputs)  # type: ignore[operator, no-any-return]
-
-        return replace(contestant, call=call)
+        made = right(asked, inputs)
+        wrong = replace(made, call=lambda *leaves, lse: change(made.call(*leaves, lse=lse), inputs))
+        return wrong if asked == "fine:cpu" else made
 
     monkeypatch.setattr(running, "build_ours", build)
 
 
-def scaled(found: Found, inputs: CellTensors) -> Found:
-    return replace(found, out=found.out * 1.001)
-
-
-def one_wrong_head(found: Found, inputs: CellTensors) -> Found:
-    out = found.out.clone()
-    out[:, :, 1] += 0.01
-    return replace(found, out=out)
-
-
-def shifted_lse(found: Found, inputs: CellTensors) -> Found:
-    return found if found.lse is None else replace(found, lse=found.lse * 1.4427)
-
-
 def another_selection(found: Found, inputs: CellTensors) -> Found:
     """The output of the tiles of least score, said to be that of the best."""
-    worst = BlockSelection.from_mask(
-        ~inputs.selection.mask(inputs.tiles.num_tiles),
-        block=64,
-        q_sizes=inputs.selection.q_sizes,
-        kv_sizes=inputs.selection.kv_sizes,
-    )
-    return replace(found, out=block_sparse_attention(*inputs.tiled, worst, impl="cpu").out)
+    worst, chosen = ~inputs.selection.mask(inputs.tiles.num_tiles), inputs.selection
+    selection = BlockSelection.from_mask(worst, block=64, q_sizes=chosen.q_sizes, kv_sizes=chosen.kv_sizes)
+    return replace(found, out=block_sparse_attention(*inputs.tiled, selection, impl="cpu").out)
 
 
-@pytest.mark.parametrize("change", [scaled, one_wrong_head, shifted_lse, another_selection])
-def test_a_wrong_kernel_is_red_and_has_no_number(change: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    damaged(monkeypatch, "fine:cpu", change)
+ONE_HEAD = torch.tensor([0, 0.01])[:, None]
+WRONG = {
+    "scaled": lambda found, _: replace(found, out=found.out * 1.001),
+    "one wrong head": lambda found, _: replace(found, out=found.out + ONE_HEAD),
+    "lse of base 2": lambda found, _: found if found.lse is None else replace(found, lse=found.lse * 1.4427),
+    "another selection": another_selection,
+}
+
+
+@pytest.mark.parametrize("change", WRONG.values(), ids=WRONG)
+def test_a_wrong_kernel_is_red_and_has_no_number(change: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    damaged(monkeypatch, change)
     run = run_of(tmp_path)
     assert {gate.variant: gate.passed for gate in run.gates} == {"dense:sdpa": True, "fine:cpu": False, "raster:cpu": True}
     assert not [span for span in run.spans if span.variant == "fine:cpu"]
 
 
 def test_a_wrong_gradient_is_red(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Wrong(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: object, out: Tensor) -> Tensor:
-            return out.clone()
-
-        @staticmethod
-        def backward(ctx: object, grad: Tensor) -> Tensor:  # type: ignore[override]
-            return grad * 1.01
-
-    damaged(monkeypatch, "fine:cpu", lambda found, inputs: replace(found, out=Wrong.apply(found.out)))
+    damaged(monkeypatch, lambda found, _: replace(found, out=1.01 * found.out - 0.01 * found.out.detach()))
     gates = {gate.variant: gate for gate in run_of(tmp_path, GRID[1]).gates}
     assert not gates["fine:cpu"].passed and gates["raster:cpu"].passed and "dq: relative error" in gates["fine:cpu"].rule
 
@@ -325,14 +296,12 @@ def test_a_contestant_that_fails_is_an_entry(tmp_path: Path, monkeypatch: pytest
     def fail(found: Found, inputs: CellTensors) -> Found:
         raise AssertionError("block size is not what\nthe kernel wants")
 
-    damaged(monkeypatch, "fine:cpu", fail)
+    damaged(monkeypatch, fail)
     request = Request(contestants=("dense:sdpa", "fine:cpu", "fine:triton", "peer:fastvideo"), device="cpu", seconds=1e-6)
     run = run_of(tmp_path, request=request)
-    causes = {line.variant: line.cause for line in run.excluded}
-    kinds = {line.variant: line.kind for line in run.excluded}
-    assert (kinds["fine:cpu"], kinds["fine:triton"]) == ("failed", "refused")
-    assert causes["fine:cpu"] == "failed: AssertionError: block size is not what the kernel wants"
-    assert causes["fine:triton"].startswith("refused: ") and causes["peer:fastvideo"].startswith("refused: ")
+    found = {line.variant: (line.kind, line.cause) for line in run.excluded}
+    assert found["fine:cpu"] == ("failed", "failed: AssertionError: block size is not what the kernel wants")
+    assert all(found[name][0] == "refused" and found[name][1].startswith("refused: ") for name in request.contestants[2:])
     assert {gate.variant for gate in run.gates} == {"dense:sdpa"}
 
 
@@ -407,16 +376,16 @@ def test_an_adapter_speaks_the_peers_layout(name: str, backward: bool) -> None:
     with torch.no_grad():
         found = contestant.call(*contestant.leaves, lse=True)
     expected = running.expect(inputs, contestant, found, gradients=backward)
-    out = contestant.as_raster(found.out, inputs)[:, inputs.checked]
-    assert running.precision(out, expected.out)[RELATIVE] < CLOSE
+    pairs = [(contestant.as_raster(found.out, inputs)[:, inputs.checked], expected.out)]
     if found.lse is not None:
         rows = inputs.tiles.rows(inputs.device)[inputs.checked] if contestant.tiled else inputs.checked
         torch.testing.assert_close(found.lse[:, :, rows].double(), expected.lse, rtol=ELEMENT, atol=ELEMENT)
     if backward:
         upstream = torch.zeros_like(inputs.upstream)
         upstream[:, inputs.checked] = inputs.upstream[:, inputs.checked]
-        for given, wanted in zip(contestant.backward(inputs, upstream)(), expected.gradients, strict=True):
-            assert running.precision(contestant.as_raster(given, inputs), wanted)[RELATIVE] < CLOSE
+        given = (contestant.as_raster(each, inputs) for each in contestant.backward(inputs, upstream)())
+        pairs += zip(given, expected.gradients, strict=True)
+    assert all(running.precision(one, other)[RELATIVE] < CLOSE for one, other in pairs)
 
 
 def test_a_peer_says_why_it_takes_no_part(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -558,7 +527,7 @@ def test_share_and_correction_have_the_numbers_of_a_calculation_by_hand(tmp_path
     calls = (CapturedCall(model="M", layer=f"l{at}", step=0, grid=grid) for at in range(layers))
     write_calls(file, [(call, (q, k, v)) for call, (q, k, v) in zip(calls, given, strict=True)])
     measured(captured_cells(file, (0.75,), (64,)), ("dense:sdpa", *names), tmp_path / "b")
-    judged = {each.entry.name: each for each in judge_methods(read_cells(tmp_path / "b")[0])[1]}
+    judged = {each.entry.name: each for each in judge_methods(read_cells(tmp_path / "b", "attention")[0])[1]}
     rows = torch.linspace(0, tokens - 1, CHECKED_ROWS).round().long()
     for name in names:
         errors, heads, kept, density = [], [], [], []

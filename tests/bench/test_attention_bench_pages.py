@@ -13,7 +13,7 @@ from strobe.bench.runner import number
 from strobe.core.errors import DataError
 from strobe.perf.records.record import AttentionCell, Clip, Clocks, Contestant, End, Gate, Quality, Record, SpanCost, Variant
 from strobe.perf.records.store import RunWriter
-from strobe.perf.report.attention_bench import bench_report, read_cells, shown_tables
+from strobe.perf.report.bench_pages import bench_report, read_cells, shown_tables
 from strobe.perf.report.blocks.grid import answer, judge_methods
 from strobe.perf.report.write import render_markdown
 from strobe.perf.table.model import Figure, Missing, Plane, Report, Table, cell_text
@@ -146,7 +146,7 @@ def test_cells_are_told_that_were_cut_short_or_cannot_be_read_and_earlier_attemp
     broken = tmp_path / "cells" / "shape_s0.8_b64_forward"
     broken.mkdir()
     (broken / "records.jsonl").write_text("{}\n")
-    cells, (unread,) = read_cells(tmp_path)
+    cells, (unread,) = read_cells(tmp_path, "attention")
     names = ("s0.7_b64_forward", "s0.5_b64_forward", "s0.9_b64_forward", "k16_b256_forward", "s0.9_b64_backward")
     assert [cell.name for cell in cells] == [f"shape_{name}" for name in names]
     assert cells[0].entries[0].reason == "not reached: the cell was cut short"
@@ -156,10 +156,10 @@ def test_cells_are_told_that_were_cut_short_or_cannot_be_read_and_earlier_attemp
 
 def test_a_folder_without_cells_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no cells at"):
-        read_cells(tmp_path)
+        read_cells(tmp_path, "attention")
     (tmp_path / "cells" / "a_b_b64_d").mkdir(parents=True)
     with pytest.raises(DataError, match="has records"):
-        read_cells(tmp_path)
+        read_cells(tmp_path, "attention")
 
 
 @pytest.mark.parametrize(
@@ -223,7 +223,7 @@ def refereed(root: Path, *, text: int = 0) -> Path:
 
 def test_the_answer_is_the_first_line_and_the_front_is_joined(tmp_path: Path) -> None:
     report = bench_report(refereed(tmp_path, text=4))
-    table, absent = shown_tables(read_cells(tmp_path)[0])
+    table, absent = shown_tables(read_cells(tmp_path, "attention")[0])
     assert report.title == "At an error of at most 1 % VSA by count at 80 % is 2.00x as fast as dense attention"
     assert report.sections[0].lead.startswith(f"{report.title}. 2 captured calls: 2 layers, 1 steps.")
     columns = {column.title: column for column in table.columns}
@@ -244,7 +244,7 @@ def test_the_answer_is_the_first_line_and_the_front_is_joined(tmp_path: Path) ->
 
 
 def test_the_answer_where_nothing_is_exact_enough_or_fast_enough(tmp_path: Path) -> None:
-    _, judged = judge_methods(read_cells(refereed(tmp_path))[0])
+    _, judged = judge_methods(read_cells(refereed(tmp_path), "attention")[0])
     words = (
         "At an error of at most 5 % VSA by sub-block at 90 % is 3.85x as fast as dense attention; at 1 % none is faster, on a CPU"
     )

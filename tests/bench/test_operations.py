@@ -1,6 +1,11 @@
+"""The operations of a step and what they cost, and the probe of a sparse pipeline."""
+
 from __future__ import annotations
 
+import warnings
+from collections.abc import Iterator
 from dataclasses import replace
+from fractions import Fraction
 from math import ceil
 
 import pytest
@@ -8,30 +13,38 @@ import torch
 from torch.nn.functional import conv2d, interpolate
 from torch.utils.flop_counter import FlopCounterMode
 
+import strobe
 from strobe.bench.operations import (
+    SWITCHES,
     RunnableOperation,
     StepParts,
     cache_copies,
     decoder_operations,
     decoder_stages,
     keys_of_blocks,
+    profile_kernels,
     rows_of_text,
     steady_pass,
     stream_costs,
     transformer_shape,
 )
+from strobe.bench.probe import probe
 from strobe.cache.kv import CacheShape, RingCache
 from strobe.core.costs import parse_dtype, total, transformer_pass
+from strobe.core.errors import ConfigError
+from strobe.core.tolerances import tolerance
 from strobe.engine.config import EngineConfig, Knobs, replace_knobs
 from strobe.engine.model import Model
 from strobe.engine.presets import PRESETS, preset
 from strobe.engine.resolve import ResolvedConfig, resolve
+from strobe.integrations.diffusers import sparsify
 from strobe.models.vae.wan import layers
 from strobe.models.vae.wan.autoencoder import WanVAE
 from strobe.models.vae.wan.config import WAN22, WanVAEConfig
 from strobe.models.wan.dit import CausalWan
-from strobe.perf.analysis.runs.breakdown import REGIONS, REST, cost_in_blocks
+from strobe.perf.analysis.runs.breakdown import REGIONS, REST, KernelProfile, cost_in_blocks
 from strobe.perf.records.record import Variant
+from tiny_pipelines import GRID, selected_tokens, wan
 
 CPU = torch.device("cpu")
 
@@ -242,3 +255,117 @@ def test_a_fused_pass_attends_the_distinct_rows_of_the_longest_prompt(tiny: Mode
     share = rows / tiny.dit.config.text_len
     assert one["cross_attention_kernel"].flops == pytest.approx(share * whole["cross_attention_kernel"].flops)
     assert one["attention_kernel"] == whole["attention_kernel"]
+
+
+CPU = torch.device("cpu")
+PROMPTS = ("red circle moving", "blue square")
+
+
+def profiled(tiny: Model, name: str, iterations: int, said: list[tuple[int, int, str]] | None = None) -> KernelProfile:
+    heard = [] if said is None else said
+    config = replace(preset(name), simulate=True)
+    return profile_kernels(tiny, config, PROMPTS, device=CPU, iterations=iterations, progress=lambda *step: heard.append(step))
+
+
+def test_a_model_in_shots_has_no_recache_and_no_fresh_noise(tiny: Model) -> None:
+    defaults = replace(tiny.defaults, past="shots", sampler="unipc", positions="absolute", window=12, sink=3)
+    found = profiled(replace(tiny, defaults=defaults), "balanced", 4)
+    names = {each.name for each in (*found.step.operations, *found.decode.operations, *found.reference)}
+    assert "kv_open" in names and not names & {"recache", "renoise"}
+
+
+@pytest.mark.parametrize("name", ["ultra", "baseline"])
+def test_the_budget_adds_up_to_the_measured_step(tiny: Model, name: str) -> None:
+    said: list[tuple[int, int, str]] = []
+    found = profiled(tiny, name, 8, said)
+    step = found.step
+    assert len(step.times_ns) == len(found.fine_ns) == 8 and min(step.times_ns) > 0
+    assert sum((ns for _, ns in step.by_kind()), Fraction(0)) + step.difference_ns == Fraction(sum(step.times_ns), 8)
+    assert sum(in_situ for *_, in_situ in found.by_region()) == step.mean_ns
+    for at, fine in enumerate(found.fine_ns):
+        assert 0 < sum(found.regions_ns[region][at] for region in REGIONS) < fine
+    for each in (*step.operations, *found.decode.operations, *found.reference):
+        assert len(each.times_ns) == 8 and min(each.times_ns) > 0, each.name
+    blocks = 8 // (2 if name == "ultra" else 4)
+    assert {stage: len(times) for stage, times in found.stages_ns.items()} == {
+        "frame_block": blocks, "commit": blocks, "vae_decode": blocks, "recache": SWITCHES
+    }  # fmt: skip
+    assert found.decode.times_ns == found.stages_ns["vae_decode"]
+    assert [done for done, _, _ in said] == list(range(len(said))) and {total for _, total, _ in said} == {len(said)}
+
+
+def test_a_prompt_switch_is_timed_by_itself_and_as_it_runs(tiny: Model) -> None:
+    found = profiled(tiny, "ultra", 30)
+    recache = next(each for each in found.reference if each.name == "recache")
+    assert len(recache.times_ns) == 20  # a long call: no more than that
+    assert len(found.stages_ns["recache"]) == SWITCHES
+    assert {each.name for each in found.reference} >= {"kv_local_window_read", "kv_sink_read", "kv_window_concat", "kv_open"}
+
+
+@pytest.mark.gpu
+@pytest.mark.alone
+@pytest.mark.parametrize("name", ["ultra", "baseline"])
+def test_the_budget_adds_up_on_a_gpu(tiny: Model, name: str) -> None:
+    device = torch.device("cuda", 0)
+    found = profile_kernels(tiny, preset(name), PROMPTS, device=device, iterations=8, cold=True, progress=lambda *step: None)
+    assert sum((ns for _, ns in found.step.by_kind()), Fraction(0)) + found.step.difference_ns == found.step.mean_ns
+    assert sum(in_situ for *_, in_situ in found.by_region()) == found.step.mean_ns
+    for at, fine in enumerate(found.fine_ns):
+        inside = sum(found.regions_ns[region][at] for region in REGIONS)
+        assert inside == 0 if preset(name).knobs.cuda_graphs else 0 < inside < fine  # a graph is replayed without regions
+    for each in (*found.step.operations, *found.decode.operations, *found.reference):
+        assert min(each.times_ns) > 0 or each.name == "conditions", each.name  # tables are looked up without the device
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="quality not measured")
+        yield
+
+
+def test_a_probe_tells_recall_and_time_of_every_layer() -> None:
+    case = wan(1)
+    dense, calls = case.run(), []
+
+    def call() -> None:
+        calls.append((case.run() - dense).abs().max() < tolerance("transformer", "float32"))
+
+    with sparsify(case.model, sparsity=0.7, tile=(3, 2, 4), dense_layers=[1]) as handle:
+        hooks = sum(len(each._forward_pre_hooks) + len(each._forward_hooks) for each in case.model.modules())
+        found = probe(handle, call, queries=210, rounds=2, device="cpu")
+        assert sum(len(each._forward_pre_hooks) + len(each._forward_hooks) for each in case.model.modules()) == hooks
+    assert calls == [False, True, *[True, False, False, True] * 2]
+    assert [each.layer for each in found.layers] == [f"blocks.{number}.attn1" for number in range(3)]
+    assert [each.recall is None for each in found.layers] == [False, True, False]
+    assert all(0 < each.sparse_ns < found.sparse_ns and 0 < each.dense_ns < found.dense_ns for each in found.layers)
+    assert len(found.rows()) == 3 and "recall: " in str(found) and "<table>" in found._repr_html_()
+    assert found.layers[0].recall == pytest.approx(_recall_of_the_first_layer(), abs=1e-4)
+    assert found.layers[0].worst_recall <= found.layers[0].recall
+
+
+def _recall_of_the_first_layer() -> float:
+    """Mass of the dense softmax in the selected tiles, by the mask of pairs."""
+    case, caught = wan(1), []
+    hook = case.model.blocks[0].attn1.register_forward_pre_hook(lambda attn, args: caught.append((attn, args[0], args[3])))
+    case.run()
+    hook.remove()
+    attn, hidden, (cos, sin) = caught[0]
+
+    def turned(x: torch.Tensor) -> torch.Tensor:
+        pairs = torch.view_as_complex(x.unflatten(2, (2, -1)).unflatten(-1, (-1, 2)).contiguous())
+        return torch.view_as_real(pairs * torch.complex(cos[..., 0::2], sin[..., 1::2])).flatten(-2)
+
+    q, k = turned(attn.norm_q(attn.to_q(hidden))), turned(attn.norm_k(attn.to_k(hidden)))
+    seen = selected_tokens(q, k, strobe.tile_layout(GRID, (3, 2, 4)), 0.7)
+    weights = (torch.einsum("bqhd,bkhd->bhqk", q, k) * q.shape[-1] ** -0.5).softmax(-1)
+    return (weights * seen).sum(-1).mean().item()
+
+
+def test_a_probe_refuses_what_it_cannot_measure() -> None:
+    case = wan(1)
+    with sparsify(case.model, sparsity=0.7) as handle:
+        with pytest.raises(ConfigError, match="got rounds=0 and queries=64, expected at least 1"):
+            probe(handle, case.run, rounds=0)
+        with pytest.raises(ConfigError, match=r"the call never reached blocks.0.attn1; give a call that runs every transformer"):
+            probe(handle, lambda: None, rounds=1)

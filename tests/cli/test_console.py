@@ -1,18 +1,32 @@
-"""One door to the terminal: whatever a text from outside holds, it is shown and never obeyed."""
+"""What reaches a terminal or a browser: text from outside is shown and never obeyed, words are completed, pages fit."""
 
 from __future__ import annotations
 
 import gzip
 import io
 import json
+import os
 import re
+import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.progress import Progress, TextColumn
 from rich.table import Table
 
+from artefacts import write_guide, write_trace
+from live_server import CHROMIUM
+from source import PACKAGE
+from strobe.cli import completion
+from strobe.cli.app import app
 from strobe.cli.console import Output, _Pace, styled, table_text, terminal
+from strobe.engine.load import SHAPES
+from strobe.engine.presets import PRESETS
+from strobe.models.wan.config import SIZES
+from strobe.models.wan.recipes import RECIPES
 from strobe.perf.table.model import Column, Ratio, Row
 from strobe.perf.table.model import Table as ReportTable
 from strobe.perf.table.model import Text as Words
@@ -106,3 +120,98 @@ def test_a_narrow_screen_cuts_words_and_no_number(monkeypatch: pytest.MonkeyPatc
     heads = (Column("name"), Column("speedup", numeric=True), Column("why"))
     table = ReportTable("Cap", heads, (Row((Words("a"), Ratio(0.149, 0.121, 0.182), Words("a long text " * 9))),))
     assert "a     0.149x [0.121, 0.182]  a long text a l..." in table_text(table).plain
+
+
+def test_the_names_are_the_originals() -> None:
+    assert tuple(PRESETS) == completion.PRESETS and (*SHAPES.models, *SIZES) == completion.MODELS
+    assert sorted(completion.RECIPES) == sorted(RECIPES)
+
+
+@pytest.mark.parametrize(
+    ("shell", "file", "loader"),
+    [
+        ("bash", ".local/share/bash-completion/completions/strobe", ".bashrc"),
+        ("zsh", ".zsh/completions/_cyclopts_strobe", ".zshrc"),
+        ("fish", ".config/fish/completions/strobe.fish", ""),
+    ],
+)
+def test_the_script_of_a_shell_knows_verbs_flags_and_choices(
+    strobe: Strobe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shell: str, file: str, loader: str
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("ZSH", raising=False)
+    monkeypatch.delenv("ZSH_CUSTOM", raising=False)
+    done = strobe("--install-completion", "--shell", shell)
+    assert done.code == 0 and str(tmp_path / file) in done.out
+    text = (tmp_path / file).read_text(encoding="utf-8")
+    assert all(word in text for word in ("presets", "random-weights", "interpolate", "--config" if shell != "fish" else "config"))
+    assert not loader or str((tmp_path / file).parent) in (tmp_path / loader).read_text(encoding="utf-8")
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize(
+    ("typed", "offered"),
+    [
+        (["ser"], {"serve"}),
+        (["generate", "--random-w"], {"--random-weights"}),
+        (["generate", "--preset", "tur"], {"turbo", "turbo_fp8"}),
+        (["serve", "--model", "wan"], {"wan-1.3b", "wan-5b", "wan-14b"}),
+        (["compare", "base"], {"baseline"}),
+        (["generate", "--mode", "so"], {"soft"}),
+    ],
+)
+def test_bash_completes(tmp_path: Path, typed: list[str], offered: set[str]) -> None:
+    program, script, loaded = tmp_path / "strobe", tmp_path / "complete.bash", tmp_path / "loaded"
+    program.write_text(
+        f"#!{sys.executable}\nimport sys\nsys.path.insert(0, {str(PACKAGE.parent)!r})\n"
+        "from strobe.cli.main import main\ncode = main()\n"
+        f"open({str(loaded)!r}, 'w').write(' '.join(sys.modules))\nsys.exit(code)\n"
+    )
+    program.chmod(0o755)
+    script.write_text(app.generate_completion(shell="bash"))
+    words = " ".join(("strobe", *typed))
+    code = f'source {script}; COMP_WORDS=({words}); COMP_CWORD={len(typed)}; _strobe; printf "%s\\n" "${{COMPREPLY[@]}}"'
+    environment = os.environ | {"PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"}
+    done = subprocess.run(["bash", "-c", code], env=environment, capture_output=True, text=True, timeout=600)
+    assert {word.strip() for word in done.stdout.split("\n") if word.strip()} == offered, done.stderr
+    assert not loaded.exists() or "torch" not in loaded.read_text().split(), "a shell waits for this"
+
+
+@pytest.fixture
+def browser() -> Iterator[Any]:
+    if CHROMIUM is None:
+        pytest.skip("no Chromium on this machine")
+    with pytest.importorskip("playwright.sync_api").sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
+        yield browser
+        browser.close()
+
+
+@pytest.mark.rest
+def test_every_section_is_printed_and_closes_again(strobe: Strobe, browser: Any, tmp_path: Path) -> None:
+    guide = write_guide(tmp_path)
+    assert strobe("speedup", guide["fa_trace"], guide["vsa_trace"], "-o", tmp_path / "page").code == 0
+    page = browser.new_page()
+    page.goto((tmp_path / "page" / "report.html").as_uri())
+    heights = "() => [...document.querySelectorAll('section')].map((section) => section.getBoundingClientRect().height)"
+    shown = page.evaluate(heights)
+    page.emulate_media(media="print")
+    by_style = page.evaluate(heights)
+    page.evaluate("() => dispatchEvent(new Event('beforeprint'))")
+    by_script = page.evaluate(heights)
+    page.emulate_media(media="screen")
+    page.evaluate("() => dispatchEvent(new Event('afterprint'))")
+    assert page.evaluate(heights) == shown
+    closed = [at for at, height in enumerate(shown) if height < 100]
+    assert closed and all(by_style[at] > shown[at] and by_script[at] > shown[at] for at in closed)
+
+
+@pytest.mark.rest
+def test_a_long_kernel_name_does_not_widen_the_page_of_a_phone(strobe: Strobe, browser: Any, tmp_path: Path) -> None:
+    name = "Kernel2<cutlass_80_wmma_tensorop_bf16_s161616gemm_bf16_32x32_128x2_nn_align8>"
+    path = write_trace(tmp_path / "t.json.gz", [[("kernel", name, 90_000)]] * 3)
+    assert strobe("trace", path, "-o", tmp_path / "page").code == 0
+    page = browser.new_page(viewport={"width": 390, "height": 844})
+    page.goto((tmp_path / "page" / "report.html").as_uri())
+    page.evaluate("() => document.querySelectorAll('details').forEach((each) => { each.open = true; })")
+    assert page.evaluate("() => document.documentElement.scrollWidth") == 390

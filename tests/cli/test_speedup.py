@@ -314,11 +314,10 @@ def test_the_first_line_is_the_answer(strobe: Strobe, tmp_path: Path) -> None:
     assert json.loads((tmp_path / "page" / "report.json").read_text())["subtitle"] == told.splitlines()[0]
 
 
-def bars(path: Path, stages_ms: tuple[str, ...], steps: int, step_s: str, prefix: str = "") -> Path:
+def bars(stages_ms: tuple[str, ...], steps: int, step_s: str, prefix: str = "") -> str:
     """A log of rounds, each with the end of a progress bar over its steps before it."""
     bar = f"100%|##########| {steps}/{steps} [00:05<00:00, {step_s:>5}s/it]"
-    path.write_text("".join(f"{bar}\n{prefix}[DenoisingStage] finished in {each} ms\n" for each in stages_ms))
-    return path
+    return "".join(f"{bar}\n{prefix}[DenoisingStage] finished in {each} ms\n" for each in stages_ms)
 
 
 @pytest.fixture
@@ -328,27 +327,54 @@ def steps(tmp_path: Path) -> dict[str, Path]:
     def whole(layers: list[list[tuple[str, str, int]]]) -> list[list[tuple[str, str, int]]]:
         return [[("kernel", "embed", 1_000), *layer * 48] for layer in (*layers, layers[2])]
 
-    return {
-        "fa_log": bars(tmp_path / "fa.log", FA_STAGES_MS, 9, "0.62"),
-        "vsa_log": bars(tmp_path / "vsa.log", VSA_STAGES_MS, 9, "0.42"),
+    logs = {"fa_log": bars(FA_STAGES_MS, 9, "0.62"), "vsa_log": bars(VSA_STAGES_MS, 9, "0.42")}
+    for name, text in logs.items():
+        (tmp_path / name).write_text(text)
+    return {name: tmp_path / name for name in logs} | {
         "fa_trace": write_trace(tmp_path / "fa.pt.trace.json.gz", whole(fa_layers())),
         "vsa_trace": write_trace(tmp_path / "vsa.pt.trace.json.gz", whole(vsa_layers())),
     }
 
 
+def of_two_ranks(shown: int) -> str:
+    """Lines of two ranks, and so many of their bars."""
+    lines = bars(FA_STAGES_MS, 9, "0.62", "[rank 0] ").splitlines()
+    return "".join(f"{line}\n" * shown if "|" in line else f"{line}\n{line.replace('rank 0', 'rank 1')}\n" for line in lines)
+
+
+FOUND = "9 steps in a round of the log ('step of a bare progress bar' ends there) x {} focal calls in a step of the trace"
+TIMED = bars(FA_STAGES_MS, 9, "0.62").replace("[Denoising", ">>>> Vanilla time: 12.9 ms\n" * 9 + "[Denoising")
+OTHER_RUN = "one step of the trace has 621 ms of device work, and a whole stage of the log takes 401 ms"
+
+
+@pytest.mark.parametrize(
+    ("log", "calls", "said"),
+    [
+        (bars(FA_STAGES_MS, 9, "0.62"), 432, FOUND.format(48)),
+        (TIMED, None, f"one process wrote it, and {FOUND.format(48)} are 432"),
+        (bars(("500", "400", "401", "402"), 4, "0.09"), None, OTHER_RUN),
+        (bars(("2500", "2400", "2401", "2402"), 9, "0.26"), None,
+         "the focal kernels of 9 steps take 4.12 s, and a whole stage of the log takes 2.40 s"),
+        (of_two_ranks(1), 432, FOUND.format(48)),
+        (of_two_ranks(2), None, ""),
+    ],
+    ids=["a bar", "one layer is timed", "a shorter step", "shorter kernels", "a bar of two ranks", "bars of two ranks"],
+)  # fmt: skip
 def test_calls_of_a_stage_are_found_in_its_progress_bar_and_the_steps_of_the_trace(
-    strobe: Strobe, steps: dict[str, Path]
+    strobe: Strobe, steps: dict[str, Path], log: str, calls: int | None, said: str
 ) -> None:
-    found = strobe("speedup", *steps.values(), "--json").document
-    said = "9 steps in a round of the log ('step of a bare progress bar' ends there) x 48 focal calls in a step of the trace"
-    assert [(side["calls_per_stage"], side["calls_from"]) for side in found["sides"].values()] == [(432, said)] * 2
-    assert found["answer"]["unit"] == "stage"
+    steps["fa_log"].write_text(log)
+    side = strobe("speedup", *steps.values(), "--json").document["sides"]["baseline"]
+    assert side["calls_per_stage"] == calls and said in side["calls_from"]
+
+
+def test_the_first_line_is_of_the_stage_whose_calls_are_found(strobe: Strobe, steps: dict[str, Path]) -> None:
     out = strobe("speedup", *steps.values()).out.splitlines()
     assert out[0] == (
         "The kernel is 3.45x faster, the stage 1.25x. The kernel saves 2,926 ms of a 7,201 ms stage; gathering and tiling take "
         "1,188 ms back, unexplained time grows by 442 ms, other changes save 151 ms."
     )
-    assert f"Focal calls in a stage: 432 ({said})." in out
+    assert f"Focal calls in a stage: 432 ({FOUND.format(48)})." in out
 
 
 def test_a_repetition_of_little_work_is_no_step_unless_a_range_says_so(strobe: Strobe, tmp_path: Path) -> None:
@@ -358,69 +384,31 @@ def test_a_repetition_of_little_work_is_no_step_unless_a_range_says_so(strobe: S
     shorter = [{**each, "dur": each["dur"] / 3} if each["cat"] == "kernel" else each for each in events]
     found = tmp_path / "b.json"
     found.write_text(json.dumps({"traceEvents": shorter}))
-    many = "9 steps in a round of the log ('step of a bare progress bar' ends there) x 1 focal calls in a step of the trace"
     few = "a step of 12.9 ms in the log may be several of the trace's, which has 4.31 ms of device work (--steps)"
-    for trace, rate, ms, expected in ((named, "10000.00", "0.95", (9, many)), (found, "77.52", "120", (None, few))):
+    for trace, rate, ms, expected in ((named, "10000.00", "0.95", (9, FOUND.format(1))), (found, "77.52", "120", (None, few))):
         log = tmp_path / "a.log"
         log.write_text(f"100%|####| 9/9 [00:00<00:00, {rate}it/s]\n[DenoisingStage] finished in {ms} ms\n" * 4)
         side = strobe("speedup", log, trace, log, trace, "--json").document["sides"]["baseline"]
         assert (side["calls_per_stage"], side["calls_from"]) == expected
 
 
-def test_a_count_of_calls_that_the_steps_contradict_is_not_used(strobe: Strobe, steps: dict[str, Path]) -> None:
-    """The log times the calls of one layer alone."""
-    text = steps["fa_log"].read_text().splitlines(keepends=True)
-    timed = [">>>> Vanilla time: 12.9 ms\n" * 9 + line if "finished" in line else line for line in text]
-    steps["fa_log"].write_text("".join(timed))
-    side = strobe("speedup", *steps.values(), "--json").document["sides"]["baseline"]
-    assert side["calls_per_stage"] is None
-    assert side["calls_from"].startswith("counted in the log: 9 values") and side["calls_from"].endswith(
-        "step of the trace are 432"
-    )
-
-
-@pytest.mark.parametrize(
-    ("log", "says"),
-    [
-        ((("500", "400", "401", "402"), 4, "0.09"),
-         "one step of the trace has 621 ms of device work, and a whole stage of the log takes 401 ms"),
-        ((("2500", "2400", "2401", "2402"), 9, "0.26"),
-         "the focal kernels of 9 steps take 4.12 s, and a whole stage of the log takes 2.40 s"),
-    ],
-)  # fmt: skip
-def test_a_log_of_another_run_than_the_trace_is_said_before_the_numbers(
-    strobe: Strobe, steps: dict[str, Path], log: tuple[tuple[str, ...], int, str], says: str
-) -> None:
-    bars(steps["fa_log"], *log)
+def test_a_log_of_another_run_than_the_trace_is_said_before_the_numbers(strobe: Strobe, steps: dict[str, Path]) -> None:
+    steps["fa_log"].write_text(bars(("500", "400", "401", "402"), 4, "0.09"))
     result = strobe("speedup", *steps.values(), "--allow-different", "steps")
     assert result.code == 0, result.err
-    said = f"  baseline: log and trace are of different runs: {says}"
     lines = result.out.splitlines()
-    assert lines.index(said) < lines.index("From the kernel to the whole.") and "stage of 401" not in result.out
+    said = lines.index(f"  baseline: log and trace are of different runs: {OTHER_RUN}")
+    assert said < lines.index("From the kernel to the whole.") and "stage of 401" not in result.out
     assert "a stage is spent on" not in result.out
 
 
 def test_a_baseline_with_other_steps_is_not_comparable_and_says_how_many(strobe: Strobe, steps: dict[str, Path]) -> None:
-    bars(steps["vsa_log"], VSA_STAGES_MS, 8, "0.42")
+    steps["vsa_log"].write_text(bars(VSA_STAGES_MS, 8, "0.42"))
     first = strobe("speedup", *steps.values()).out.splitlines()[0]
     differs = "denoising steps: 9 against 8; focal calls in a stage: 432 against 384"
     assert first.startswith(f"Not comparable, so there is no speedup: {differs}.")
     allowed = strobe("speedup", *steps.values(), "--allow-different", "steps", "calls").out.splitlines()
     assert allowed[0].startswith("The kernel is 3.45x faster, the stage 1.25x. The kernel saves 3,058 ms of a 7,201 ms stage")
-
-
-@pytest.mark.parametrize(("shown", "calls"), [(1, 432), (2, None)])
-def test_of_several_ranks_one_bar_counts_and_two_that_cannot_be_told_apart_do_not(
-    strobe: Strobe, steps: dict[str, Path], shown: int, calls: int | None
-) -> None:
-    for name, stages in (("fa_log", FA_STAGES_MS), ("vsa_log", VSA_STAGES_MS)):
-        lines = bars(steps[name], stages, 9, "0.62" if name == "fa_log" else "0.42", "[rank 0] ").read_text().splitlines()
-        both = [line if "|" in line else f"{line}\n{line.replace('rank 0', 'rank 1')}" for line in lines]
-        steps[name].write_text("".join(f"{line}\n" * (shown if "|" in line else 1) for line in both))
-    result = strobe("speedup", *steps.values())
-    sides = strobe("speedup", *steps.values(), "--json").document["sides"]
-    assert [side["calls_per_stage"] for side in sides.values()] == [calls] * 2
-    assert ("cannot be split by part: the log counts neither" in result.out) is (calls is None)
 
 
 def test_a_trace_without_a_log_and_a_log_whose_step_is_no_traced_one_say_so(strobe: Strobe, steps: dict[str, Path]) -> None:

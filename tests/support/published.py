@@ -7,11 +7,10 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from strobe.perf.report.attention_bench import bench_report
+from strobe.perf.report.bench_pages import bench_report, tree_report
 from strobe.perf.report.build import build_report
 from strobe.perf.report.log_page import vary_report
 from strobe.perf.report.serve_page import serve_report
-from strobe.perf.report.tree_bench import tree_report
 from strobe.perf.table.model import Report
 
 ROOT: Final = Path(__file__).parents[2]

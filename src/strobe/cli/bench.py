@@ -204,10 +204,10 @@ def _cells(grid: CellFlags) -> tuple[GridCell, ...]:
 def _report(out: Path, outcome: CellsOutcome | None, output: Output) -> int:
     """Write the pages, show the speed tables, and report what happened."""
     with output.progress("report"):
-        from strobe.perf.report.attention_bench import bench_report, read_cells, shown_tables
+        from strobe.perf.report.bench_pages import bench_report, read_cells, shown_tables
         from strobe.perf.report.write import write_report
 
-        runs = list(read_cells(out)[0])
+        runs = list(read_cells(out, "attention")[0])
         report = bench_report(out)
         paths = [str(path) for path in write_report(report, out)]
         shown = shown_tables(runs)
@@ -387,13 +387,13 @@ def _tree_grid(shapes: list[RankedCall], how: TreeSettings, out: Path, output: O
             with tells_what_is_kept(output, lambda: kept_cells(out, "with --render it")):
                 outcome = run_cells(shapes, how, out, progress)
     with output.progress("report"):
-        from strobe.perf.report.tree_bench import bound, read_cells, shown_tables, tree_report
+        from strobe.perf.report.bench_pages import bound, read_cells, shown_strategies, tree_report
         from strobe.perf.report.write import write_report
 
-        runs = read_cells(out)[0]
+        runs = read_cells(out, "tree")[0]
         report = tree_report(out, scaling=scaling)
         paths = [str(path) for path in write_report(report, out)]
-    output.show(*(table_text(table, _SHOWN) for table in shown_tables(runs, scaling=scaling)))
+    output.show(*(table_text(table, _SHOWN) for table in shown_strategies(runs, scaling=scaling)))
     for run, entry in ((cell, entry) for cell in runs for entry in cell.measured if not scaling):
         if (found := bound(run, entry)) is not None:  # as lines, since they are too long for the columns of a terminal
             label, evidence, remedy = found
@@ -405,7 +405,7 @@ def _tree_grid(shapes: list[RankedCall], how: TreeSettings, out: Path, output: O
 
 def _tree_document(cell: CellRun) -> dict[str, Any]:
     """Return the JSON document of one cell."""
-    from strobe.perf.report.tree_bench import bound, collectives_of, parts_of, straggler, warnings
+    from strobe.perf.report.bench_pages import bound, collectives_of, parts_of, straggler, warnings
 
     def figures(entry: GridContestant) -> dict[str, Any]:
         found, verdict, who = parts_of(entry), bound(cell, entry), straggler(collectives_of(entry))

@@ -1,7 +1,13 @@
-"""`strobe quality`: clips and folders against a reference, what cannot be measured, the page."""
+"""`strobe accept | lint | quality | serve`: documents, files, exit codes, and what is refused."""
 
 from __future__ import annotations
 
+import math
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +18,95 @@ from PIL import Image
 
 from published_metrics import disturbed, waves
 from reports import decode_report
+from strobe.bench import accept
+from strobe.cli.model import ModelFlags
+from strobe.engine.load import load
 from strobe.quality.available import metric
 from strobe.quality.clips import read_clip
 from strobe.quality.fidelity import COMPARED, border_jump, compare
 from terminal import Strobe
+
+
+@pytest.fixture
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The frames of few blocks, and no clip of another prompt or seed longer than the first."""
+    monkeypatch.setattr(accept, "SHORT", 3)
+
+
+@pytest.mark.rest
+def test_broken_weights_are_not_accepted_and_the_files_say_why(
+    strobe: Strobe, short: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = load("shapes")
+    model.dit.layers[3].ffn[0].weight.data[0, 0] = math.nan
+    monkeypatch.setattr(ModelFlags, "load", lambda flags: replace(model, name="broken"))
+    out = tmp_path / "out"
+    result = strobe("accept", "--preset", "turbo", "--blocks", 4, "--device", "cpu", "-o", out, "--json")
+    assert result.code == 1, result.err
+    document = result.document
+    assert not document["accepted"] and {"tensors_not_finite", "latents_not_finite"} <= set(document["failed"])
+    assert document["verdict"].startswith("Not accepted: ")
+    checks = {check["name"]: check for check in document["checks"]}
+    assert checks["tensors_not_finite"]["detail"] == "transformer blocks.3.ffn.0.weight"
+    assert checks["latent_std"]["value"] is None and checks["latent_std"]["passed"] is False and checks["latent_std"]["high"] == 4
+    assert {path.name for path in out.iterdir()} == {"records.jsonl", "report.html", "report.json", "report.md"}
+    again = strobe("report", out)
+    assert again.code == 0 and "broken" in (out / "report.md").read_text(encoding="utf-8")
+
+
+WRONG = """# Page
+
+| Part | Time (ms) |
+|---|---|
+| one | 52.3 |
+| two | 48.7 |
+| Total | 144.5 |
+
+Logs print ms, but the values behave as seconds.
+"""
+RIGHT = WRONG.replace("144.5", "101.0").replace("behave as seconds", "are right")
+WINDOWS = "# Ablation: window size\n\n| Window | Mean |\n|---|---|\n| 12 frames | 575.1 ms |\n| 6 frames | 568.2 ms |\n"
+
+
+@pytest.fixture
+def pages(tmp_path: Path) -> Path:
+    for name, text in (("wrong", WRONG), ("right", RIGHT), ("windows", WINDOWS)):
+        (tmp_path / f"{name}.md").write_text(text)
+    return tmp_path
+
+
+def test_findings_are_said_with_place_and_correction(strobe: Strobe, pages: Path) -> None:
+    result = strobe("lint", pages / "wrong.md", pages / "right.md")
+    assert result.code == 1
+    for place in ("7 total-sum Page, Total, Time (ms)", "9 label-admitted"):
+        assert f"{pages / 'wrong.md'}:{place}" in result.out
+    assert "said     Total: 144.5" in result.out and "correct  101.0 ms" in result.out and "right.md" not in result.out
+    assert "2 findings in 2 files" in result.err
+
+
+def test_json(strobe: Strobe, pages: Path) -> None:
+    result = strobe("lint", pages / "wrong.md", "--json")
+    assert result.code == 1
+    assert result.document["files"] == [str(pages / "wrong.md")]
+    total, label = result.document["findings"]
+    assert total["place"] == {"path": str(pages / "wrong.md"), "line": 7, "table": "Page", "row": "Total", "column": "Time (ms)"}
+    assert (total["rule"], total["severity"], total["corrected"]) == ("total-sum", "error", "101.0 ms")
+    assert (label["rule"], label["said"]) == ("label-admitted", "labelled ms, behaving as s")
+    clean = strobe("lint", pages / "right.md", "--json")
+    assert clean.code == 0 and clean.document["findings"] == [] and "0 findings in 1 file" in clean.err
+
+
+@pytest.mark.parametrize(("ignored", "rules"), [(("label-admitted",), ["total-sum"]), (("label-admitted", "total-sum"), [])])
+def test_rules_can_be_chosen(strobe: Strobe, pages: Path, ignored: tuple[str, ...], rules: list[str]) -> None:
+    result = strobe("lint", pages / "wrong.md", "--json", "--ignore", *ignored)
+    assert [finding["rule"] for finding in result.document["findings"]] == rules and result.code == len(rules)
+
+
+def test_a_model_makes_its_rules_speak(strobe: Strobe, pages: Path) -> None:
+    assert strobe("lint", pages / "windows.md").code == 0
+    facts = ("--model", "wan-1.3b", "--size", "480x832", "--window", "12", "--device", "h100")
+    result = strobe("lint", pages / "windows.md", *facts, "--json")
+    assert [finding["rule"] for finding in result.document["findings"]] == ["window-free"]
 
 
 def pictures(folder: Path, clip: torch.Tensor) -> Path:
@@ -117,3 +208,31 @@ def test_wrong_input_is_one_line(
     there = {"short", "broken.mp4", "empty", "none", "page.pdf"}
     found = strobe("quality", *(clips.get(each, tmp_path / each if each in there else each) for each in arguments))
     assert found.code == 2 and said in found.err and found.err.count("\n") == 1
+
+
+@pytest.fixture(autouse=True)
+def ended_after_a_while() -> Iterator[None]:
+    """Send Ctrl-C to a server that does not end by itself; it then returns 0."""
+    timer = threading.Timer(20, lambda: os.kill(os.getpid(), signal.SIGINT))
+    timer.start()
+    yield
+    timer.cancel()
+
+
+def test_weights_that_cannot_be_read_end_the_server(strobe: Strobe, tmp_path: Path) -> None:
+    file = tmp_path / "model.safetensors"
+    file.write_bytes(b"no weights")
+    result = strobe("serve", "--port", "0", "--model", "wan-1.3b", "--weights", str(file))
+    assert result.code == 3 and "model.safetensors" in result.err.splitlines()[-1] and "every viewer" not in result.err
+
+
+@pytest.mark.parametrize(("error", "code"), [(RuntimeError("no kernel"), 70), (KeyError("blocks.0"), 70), (MemoryError(), 3)])
+def test_whatever_loading_raises_ends_the_server(
+    strobe: Strobe, monkeypatch: pytest.MonkeyPatch, error: Exception, code: int
+) -> None:
+    def load(flags: ModelFlags) -> None:
+        raise error
+
+    monkeypatch.setattr(ModelFlags, "load", load)
+    result = strobe("serve", "--port", "0")
+    assert result.code == code and '"failed to start"' in result.err

@@ -1,13 +1,18 @@
-"""The page of a grid of tree attention."""
+"""The pages of grids of attention and of tree attention."""
 
 from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import groupby
 from pathlib import Path
-from typing import Final, TypeAlias
+from typing import Final, Literal, TypeAlias
 
+import msgspec
+
+from strobe.core.spans import NAMES
+from strobe.perf.analysis.device.roofline import Roofline
 from strobe.perf.analysis.runs.grid import (
     CallCollective,
     CellRun,
@@ -16,50 +21,362 @@ from strobe.perf.analysis.runs.grid import (
     collectives,
     parts,
     read_grid,
+    speedup,
     typical,
 )
 from strobe.perf.measure.stats import percentile
-from strobe.perf.records.record import GUIDE, TOTAL, Links, Mode, RankCall, SentMessage, Span
-from strobe.perf.report.blocks.fields import damage_banners, gathered
-from strobe.perf.report.blocks.grid import NONE, Entry, absent_table, across, grid_page, plane_of, timed_fields
+from strobe.perf.records import record
+from strobe.perf.records.record import COSINE, L1, LSE, MATMUL, PEAK, RECALL, RMSE, TEMPORARY, WHOLE, Mode, Span
+from strobe.perf.report.blocks.fields import damage_banners, gathered, section_of
+from strobe.perf.report.blocks.grid import NONE, Entry, absent_table, across, grid_page, judged_sections, plane_of, timed_fields
+from strobe.perf.report.blocks.kernels import AT_CLOCK, NO_CLOCK, device_note, of_cost, ran_at, rate_fields, rate_number
+from strobe.perf.report.blocks.settings import banners
+from strobe.perf.report.study import load_study
 from strobe.perf.table.fields import Field, beside, count, numeric, share_of, table_of, time
 from strobe.perf.table.model import (
     Axis,
     Banner,
     Block,
+    Cell,
     Code,
+    Count,
     Fact,
     Figure,
+    LevelName,
+    Missing,
     Number,
+    Ratio,
     Report,
     Section,
     Share,
+    Speedup,
     Table,
     Text,
+    Whisker,
+    Whiskers,
+    bytes_cell,
 )
 from strobe.perf.table.rows import columns
 
-_MODES: Final[tuple[Mode, ...]] = ("free-running", "serialised")
+SERIALISED: Final = "launches were serialised (CUDA_LAUNCH_BLOCKING): never compared"
+_STOP: Final = Banner("stop", "Serialised run: nothing in it is compared.", (SERIALISED,))
 
 
-def read_cells(folder: Path) -> tuple[tuple[CellRun, ...], tuple[str, ...]]:
-    """Read every cell of a run that has records, even one that failed; of several attempts the last.
+def read_cells(folder: Path, kind: Literal["attention", "tree"]) -> tuple[tuple[CellRun, ...], tuple[str, ...]]:
+    """Read every cell of a grid that has records, even one that failed or was cut short; of several attempts the last.
 
     Raises:
         DataError: the folder holds none.
     """
 
-    def place(cell: CellRun) -> tuple[str, int, int]:
-        return cell.dtype, cell.sizes.get("tokens", 0), cell.run.header.world_size
+    def place(cell: CellRun) -> tuple[str | float, ...]:
+        if kind == "tree":
+            return cell.dtype, cell.sizes.get("tokens", 0), cell.run.header.world_size
+        return cell.grid.shape, cell.grid.backward, cell.grid.block, 0.0 if cell.grid.layer else cell.sparsity
 
-    return read_grid(folder, "tree", place, "strobe bench tree")
+    return read_grid(folder, kind, place, f"strobe bench {kind}")
+
+
+_HEAD: Final[tuple[Field[Entry], ...]] = (
+    Field("budget", lambda row: row[0].grid.budget, hint="s: share of the key tiles skipped; k: key tiles selected"),
+    count("block", lambda row: row[0].grid.block, "tokens of an attention block"),
+    Field("contestant", lambda row: row[1].name, Code, hint="kind and implementation"),
+)
+
+
+def entries(cells: Iterable[CellRun]) -> Iterator[tuple[CellRun, GridContestant]]:
+    """Yield every contestant with numbers, with its cell."""
+    for cell in cells:
+        for entry in cell.measured:
+            yield cell, entry
+
+
+def _compared(cells: Iterable[CellRun]) -> Iterator[tuple[CellRun, GridContestant, Ratio, str]]:
+    """Yield every contestant that is not dense, with its cell, its speedup over the reference, and the verdict on it."""
+    for cell, entry in entries(cells):
+        if not cell.serialised and cell.reference is not None and entry.kind != "dense":
+            yield cell, entry, *speedup(cell.reference, entry)
+
+
+def _speed_table(cells: Sequence[CellRun], title: str) -> Table:
+    fields: tuple[Field[Entry], ...] = (
+        *_HEAD,
+        time("median", lambda row: row[1].median_ns),
+        *timed_fields("fastest dense contestant", lambda row: row[1], lambda row: _against(row[0])),
+        numeric(
+            "useful TFLOP/s",
+            lambda row: row[1].flops / row[1].median_ns / 1e3,
+            "of selected pairs of tokens / median",
+            show=rate_number,
+        ),
+        numeric(
+            "padded TFLOP/s",
+            lambda row: row[1].padded_flops / row[1].median_ns * 1e9 / 1e12,
+            "of whole blocks, padding rows included / median",
+            show=rate_number,
+        ),
+        numeric(
+            "of measured peak",
+            lambda row: row[0].peak_flops_per_s and row[1].padded_flops / row[1].median_ns * 1e9 / row[0].peak_flops_per_s,
+            "padded rate / rate of a large matrix product in the same palindromes",
+            show=Share,
+            missing=NONE,
+        ),
+        *_peak_fields(cells),
+        time("host", lambda row: row[1].host_ns, "µs", "median time until a call returned to its caller", missing=NONE),
+    )
+    peaks = [cell.peak_flops_per_s for cell in cells if cell.peak_flops_per_s]
+    references = ", ".join(dict.fromkeys(cell.reference.name for cell in cells if cell.reference)) or "none has numbers"
+    notes = [f"Reference of each cell: its fastest dense contestant ({references})."]
+    if peaks:
+        notes.append(f"Measured peak: {min(peaks) / 1e12:.4g} to {max(peaks) / 1e12:.4g} TFLOP/s, a square product ({MATMUL}).")
+    notes += _clock_notes(cells)
+    return table_of(f"{title}: speed.", fields, list(entries(cells)), notes=notes, sortable=True)
+
+
+def _roof(row: Entry) -> Roofline | None:
+    cell, entry = row[0], row[1]
+    if entry.variant is None or not entry.variant.costs:
+        return None
+    cost = msgspec.structs.replace(entry.variant.costs[0], flops=entry.padded_flops)
+    return of_cost(cost, entry.median_ns, cell.peaks, entry.variant.dtype, entry.clocks)
+
+
+def _peak_fields(cells: Sequence[CellRun]) -> tuple[Field[Entry], ...]:
+    """Return the columns of shares of the peak, if one is published, and of the SM clock, if one was sampled."""
+    clocked = any(entry.clocks for _, entry in entries(cells))
+    shares = rate_fields(cells[0].peaks, _roof, clocked=clocked) if cells[0].peaks is not None else ()
+    clock: Field[Entry] = Field(
+        "SM clock", lambda row: ran_at(row[1].clocks), hint="median while its calls were timed", missing=NO_CLOCK
+    )
+    kept = (field for field in shares if field.head in ("of peak", AT_CLOCK.head))
+    return (*kept, clock) if clocked else tuple(kept)
+
+
+def _clock_notes(cells: Sequence[CellRun]) -> Iterator[str]:
+    if not cells[0].run.header.machine.on_gpu:
+        return
+    if cells[0].peaks is not None:
+        yield device_note(cells[0].run.header.machine.device_name, cells[0].peaks)
+    if not any(entry.clocks for _, entry in entries(cells)):
+        yield "SM clock: not sampled, which needs NVML (strobe-video[nvml]): no share of the peak at that clock."
+    elif any(cell.clocks_of_rounds for cell in cells):
+        yield "SM clock: sampled over whole rounds of all contestants, so that none has one of its own; newer records have it."
+
+
+def _against(cell: CellRun) -> GridContestant | Missing:
+    if cell.serialised:
+        return Missing(SERIALISED, "serialised")
+    return cell.reference or Missing("no dense contestant has numbers", "-")
+
+
+def _precision_table(cells: Sequence[CellRun], title: str) -> Table:
+    fields: list[Field[Entry]] = [*_HEAD, Field("gate", lambda row: row[1].gate and _gate(row[1].gate))]
+    for short, against, label in (("sel.", "selection", "the same selection"), ("dense", "dense", "full dense attention")):
+        for name, metric, hint in (
+            ("cosine", COSINE, "similarity to"), ("L1", L1, "relative error to"), ("RMSE", RMSE, "to"),
+            ("LSE", LSE, "largest absolute error to"),
+        ):  # fmt: skip
+            fields.append(_number(f"{name}, {short}", metric, against, f"{hint} {label}"))
+    fields.append(_number("recall", RECALL, None, "share of full attention's mass on the selected keys"))
+    rows = [(cell, entry) for cell in cells for entry in cell.entries if entry.gate is not None]
+    notes = [
+        "sel.: the kernel's own error, against float32 (float64 for float32 tensors) on the selection that it used. "
+        "dense: the approximation, against full attention of the same queries; no kernel can repair it.",
+        "Both on the checked queries of every head, all keys. A whole operator's output has the coarse part added, which full "
+        "attention has not.",
+    ]
+    notes += list(dict.fromkeys(entry.gate.rule for _, entry in rows if entry.gate))[:4]
+    return table_of(f"{title}: precision.", fields, rows, notes=notes, sortable=True)
+
+
+def _gate(gate: record.Gate) -> Text:
+    return Text("green", "good") if gate.passed else Text("RED", "bad", gate.detail)
+
+
+def _number(head: str, metric: str, against: str | None, hint: str, gradient: str = "") -> Field[Entry]:
+    """Return the column of one metric, against one reference; of the output where no gradient is named."""
+    tensor = gradient or ("out" if metric in (COSINE, L1, RMSE) else "")
+
+    def get(row: Entry) -> Cell | None:
+        value = row[1].number(metric, against=against, tensor=tensor)
+        if value is None or gradient:
+            return value if value is None else Text(f"{value:.6g}")
+        return Number(value, 6) if value >= 1e-3 else Text(f"{value:.2e}")
+
+    return numeric(head, get, hint, missing=NONE)
+
+
+def _gradient_table(cells: Sequence[CellRun], title: str) -> Table | None:
+    fields: list[Field[Entry]] = [*_HEAD]
+    for of in ("dq", "dk", "dv"):
+        named = (("cosine", COSINE), ("L1", L1), ("RMSE", RMSE))
+        fields += [_number(f"{name}, {of}", metric, "selection", "", of) for name, metric in named]
+    rows = [
+        (cell, entry)
+        for cell in cells
+        for entry in cell.entries
+        if any(field.get((cell, entry)) is not None for field in fields[len(_HEAD) :])
+    ]
+    note = "Against autograd through the same computation in float32, where only the checked queries have an upstream gradient."
+    return table_of(f"{title}: gradients.", fields, rows, notes=(note,)) if rows else None
+
+
+def _memory_table(cells: Sequence[CellRun]) -> Table:
+
+    def memory(head: str, metric: str, hint: str) -> Field[Entry]:
+        return numeric(head, lambda row: row[1].number(metric), hint, show=lambda value: bytes_cell(value, "MB", 1), missing=NONE)
+
+    fields: tuple[Field[Entry], ...] = (
+        Field("cell", lambda row: row[0].name, Code),
+        Field("contestant", lambda row: row[1].name, Code),
+        count("selected blocks", lambda row: row[1].size("selected_blocks"), "over heads and query blocks"),
+        memory("temporary", TEMPORARY, "what one call needs above what was there before it, its output included"),
+        memory("peak", PEAK, "of everything, during one call"),
+        memory("kept for backward", record.SAVED, "what the forward pass leaves for the backward pass, its output included"),
+    )
+    how = dict.fromkeys(
+        line.definition for cell in cells for entry in cell.measured for line in entry.numbers if line.metric in (TEMPORARY, PEAK)
+    )
+    return table_of("Memory of one call.", fields, list(entries(cells)), notes=how, sortable=True)
+
+
+def _speedup_figure(cells: Sequence[CellRun]) -> Iterator[Figure]:
+    """Plot the speedups of one shape, direction and block size with their intervals; at each sparsity the fastest first."""
+    found = list(_compared(cells))
+    if not found:
+        return
+    grid = cells[0].grid
+    named = gathered((entry.name, (cell.sparsity, ratio.value)) for cell, entry, ratio, _ in found)
+    title = f"speedup over dense: {grid.shape}, {grid.direction}, blocks of {grid.block}"
+    table = across(title, named, ("contestant", lambda place: f"{100 * place:.1f} %"), lambda value: Number(value, 2, "x"))
+    found.sort(key=lambda each: (each[0].sparsity, -each[2].value))
+    rows = (Whisker(entry.name, ratio, group=f"{100 * cell.sparsity:.1f} % left out") for cell, entry, ratio, _ in found)
+    yield Figure(title, title, Whiskers("the fastest dense contestant", tuple(rows)), table)
+
+
+def _stage_table(cells: Sequence[CellRun]) -> Table | None:
+    own = [(cell, entry) for cell, entry in entries(cells) if WHOLE in entry.stages]
+    fields: tuple[Field[tuple[CellRun, GridContestant, str, int]], ...] = (
+        Field("cell", lambda row: row[0].name, Code),
+        Field("contestant", lambda row: row[1].name, Code),
+        Field("stage", lambda row: row[2]),
+        time("time", lambda row: row[3]),
+        numeric("of the whole call", lambda row: row[3] / row[1].stages[WHOLE], show=Share),
+    )
+    stages = [
+        (cell, entry, name, ns) for cell, entry in own for name, ns in (*entry.between_stages, (WHOLE, entry.stages[WHOLE]))
+    ]
+    names = dict.fromkeys(name for _, entry in own for name in entry.stages)
+    notes = tuple(f"{name}: {NAMES[name]}." for name in names if name in NAMES)
+    caption = "Stages of the whole operator, every cell."
+    return table_of(caption, fields, stages, strong=lambda row: row[2] == WHOLE, notes=notes) if own else None
+
+
+_LEAD = (
+    "Every contestant of a cell computes the same call. Its gate was checked before any number was taken; calls of all "
+    "contestants and of a large matrix product were taken in palindromes, so that ratios hold within one cell."
+)
+_STAGES_LEAD = (
+    "Where the time of one forward call of the whole operator goes, by its own spans, in calls of their own (median of several, "
+    "nothing else between them, the cache as the call before left it)."
+)
+_MEMORY_LEAD = (
+    "What one call needs beside its inputs. Block-sparse attention keeps O(selected blocks) of indices and O(tokens) of output; "
+    "whatever grows with blocks squared shows here."
+)
+_COLD = "On a GPU a call lies between two CUDA events, waits in a full queue, and the L2 cache is overwritten before it."
+
+
+def bench_report(folder: Path) -> Report:
+    """Build the page of an attention grid; of captured calls with the answer first.
+
+    Raises:
+        DataError: the folder holds no cells.
+    """
+    cells, unread = read_cells(folder, "attention")
+    judged = list(judged_sections(cells))
+    study = load_study([cell.run.folder for cell in cells], into=folder)
+    machine, absent = cells[0].run.header.machine, absent_table(cells)
+    serialised = any(cell.serialised for cell in cells)
+    lead = "Refused, failed, or wrong, in its own words."
+    return grid_page(
+        cells,
+        unread,
+        title="; ".join(dict.fromkeys(answer for answer, *_ in judged)) or "Attention over the grid",
+        about=f", CUDA {machine.cuda or 'none'}",
+        facts=(
+            Fact("numbers", Count(sum(len(cell.measured) for cell in cells))),
+            Fact("timing", Text(_COLD if machine.on_gpu else "host clock around each call")),
+        ),
+        banners=(*((_STOP,) if serialised else ()), *banners(study, gather=True)),
+        sections=(
+            *(section for _, section, _ in judged),
+            *_groups(cells),
+            section_of("stages", "Stages of the whole operator", _STAGES_LEAD, (_stage_table(cells),)),
+            Section("memory", "Memory", _MEMORY_LEAD, (_memory_table(cells),)),
+            Section("absent", "Without a number", lead, (absent,)) if absent else None,
+        ),
+        speedups=_speedups(cells),
+    )
+
+
+def shown_tables(cells: Sequence[CellRun]) -> list[Table]:
+    """Choose the tables that a terminal shows: speed by shape and direction, or methods of captured calls; what has no number."""
+    found = [table for *_, table in judged_sections(cells)]
+    found = found or [_speed_table(own, title) for title, own in _by_direction(cells) if any(cell.measured for cell in own)]
+    absent = absent_table(cells)
+    return [*found, *((absent,) if absent else ())]
+
+
+def _groups(cells: Sequence[CellRun]) -> Iterator[Section]:
+    for title, own in _by_direction(cells):
+        blocks: list[Block] = []
+        for block in dict.fromkeys(cell.grid.block for cell in own if not cell.grid.layer):  # of captured calls each has several
+            same = [cell for cell in own if cell.grid.block == block]
+            blocks += _speedup_figure(same)
+        gradients = _gradient_table(own, title)
+        if any(cell.measured for cell in own):
+            blocks.append(_speed_table(own, title))
+        blocks += [_precision_table(own, title), *((gradients,) if gradients else ())]
+        name = f"{own[0].grid.shape}-{own[0].grid.direction}".replace(".", "-")
+        yield Section(name, title, f"{_sizes(own)} {_LEAD}", tuple(blocks))
+
+
+def _by_direction(cells: Sequence[CellRun]) -> Iterator[tuple[str, tuple[CellRun, ...]]]:
+    for (shape, direction), group in groupby(cells, key=lambda cell: (cell.grid.shape, cell.grid.direction)):
+        yield f"{shape}, {direction}", tuple(group)
+
+
+def _sizes(cells: Sequence[CellRun]) -> str:
+    entry = min((entry for _, entry in entries(cells)), key=lambda entry: entry.kind == "dense", default=None)
+    if entry is None:
+        return "No contestant has a number."
+    grid, sizes = "x".join(str(entry.size(f"grid_{axis}")) for axis in "thw"), entry.size
+    return (
+        f"{grid} tokens ({sizes('tokens')}), batch {sizes('batch')}, {sizes('heads')} heads of {sizes('head_dim')}; "
+        f"in tiles of {'x'.join(str(sizes(f'tile_{axis}')) for axis in 'thw')} {sizes('rows')} rows."
+    )
+
+
+def _speedups(cells: Sequence[CellRun]) -> Iterator[Speedup]:
+    for cell, entry, ratio, _ in _compared(cells):
+        assert cell.reference is not None
+        saved = cell.reference.median_ns - entry.median_ns
+        level: LevelName = "kernel" if entry.kind == "fine" else "section"
+        yield Speedup(f"{cell.name} {entry.name}", cell.reference.name, level, ratio, saved)
+
+
+# Tree attention: strategies side by side, and scaling over ranks.
+
+_MODES: Final[tuple[Mode, ...]] = ("free-running", "serialised")
 
 
 def _spread_of(entry: GridContestant) -> float:
     return (percentile(entry.times_ns, 0.9) - percentile(entry.times_ns, 0.1)) / entry.median_ns
 
 
-def split_calls(entry: GridContestant, mode: Mode) -> tuple[tuple[RankCall, ...], ...]:
+def split_calls(entry: GridContestant, mode: Mode) -> tuple[tuple[record.RankCall, ...], ...]:
     """Return the calls of one mode that were split, each with all of its ranks."""
     calls: dict[tuple[int, int], list[Span]] = {}
     for span in entry.spans:
@@ -87,7 +404,7 @@ _Block: TypeAlias = tuple[str, str, float, list[int], list[float]]
 
 
 def _guide_table(cell: CellRun, mode: Mode) -> Table | None:
-    own = (span for span in cell.run.spans if span.variant == GUIDE and span.mode == mode and span.rank is not None)
+    own = (span for span in cell.run.spans if span.variant == record.GUIDE and span.mode == mode and span.rank is not None)
     timed = gathered(((span.name, span.part), (span.rank, span.value_ns)) for span in own)
     blocks: list[_Block] = []
     for (name, kind), times in timed.items():
@@ -96,28 +413,28 @@ def _guide_table(cell: CellRun, mode: Mode) -> Table | None:
         blocks.append((name, kind, statistics.fmean(map(sum, ranks)), every, medians))
     if not blocks:
         return None
-    leaves = gathered((kind, mean) for name, kind, mean, *_ in blocks if name != TOTAL)
+    leaves = gathered((kind, mean) for name, kind, mean, *_ in blocks if name != record.TOTAL)
     sums = {kind: sum(means) for kind, means in leaves.items()}
     share = share_of(sum(sums.values()))
     fields: tuple[Field[_Block], ...] = (
         Field("block", lambda row: row[0], Code),
-        Field("kind", lambda row: "around the others, not summed" if row[0] == TOTAL else row[1]),
+        Field("kind", lambda row: "around the others, not summed" if row[0] == record.TOTAL else row[1]),
         time("mean", lambda row: statistics.fmean(row[3])),
         time("p50", lambda row: statistics.median(row[3])),
         time("p90", lambda row: percentile(row[3], 0.9)),
         time("spread", lambda row: max(row[3]) - min(row[3]), hint="max - min"),
-        numeric("of the leaves", lambda row: None if row[0] == TOTAL else share(row[2]), missing="it holds the leaves"),
+        numeric("of the leaves", lambda row: None if row[0] == record.TOTAL else share(row[2]), missing="it holds the leaves"),
         time("fastest rank", lambda row: min(row[4]), hint="p50"),
         time("slowest rank", lambda row: max(row[4]), hint="p50"),
     )
-    blocks.sort(key=lambda row: (row[0] == TOTAL, row[1] != "computation", row[1]))
+    blocks.sort(key=lambda row: (row[0] == record.TOTAL, row[1] != "computation", row[1]))
     shares = ", ".join(f"{kind} {100 * value / sum(sums.values()):.1f} %" for kind, value in sums.items())
     words = {
         "free-running": "Free-running: nothing waits inside; a comm block holds the wait for the other ranks too.",
         "serialised": "Serialised: the ranks meet before each collective (wait_*), so comm_* is transfer alone.",
     }[mode]
     caption, notes = f"{cell.name}: blocks of the guide, {mode}.", (f"Leaves: {shares}.", words)
-    return table_of(caption, fields, blocks, strong=lambda row: row[0] == TOTAL, notes=notes)
+    return table_of(caption, fields, blocks, strong=lambda row: row[0] == record.TOTAL, notes=notes)
 
 
 # Scaling over the cells of a grid: strong and weak, with efficiency.
@@ -272,7 +589,7 @@ def bound(cell: CellRun, entry: GridContestant) -> Bound | None:
 
 
 def _reached(cell: CellRun, entry: GridContestant, found: Parts) -> str:
-    links = cell.run.links or Links()
+    links = cell.run.links or record.Links()
     if entry.prediction is None or entry.variant is None or not found.local:
         return ""
     cost, ranks = entry.variant.costs[0], cell.run.header.world_size
@@ -310,12 +627,12 @@ def warnings(cell: CellRun) -> tuple[str, ...]:
     return tuple(found)
 
 
-_Sent: TypeAlias = tuple[GridContestant, CallCollective, SentMessage | None, float | None]
+_Sent: TypeAlias = tuple[GridContestant, CallCollective, record.SentMessage | None, float | None]
 """A collective of a strategy: as measured, as planned, and its transfer in the serialised call, ns."""
 PARTS: Final = ("local", "merge", "wait", "transfer", "host")
 
 
-def _speed_table(cell: CellRun) -> Table:
+def _strategy_table(cell: CellRun) -> Table:
     fields: tuple[Field[Entry], ...] = (
         Field("strategy", lambda row: row[1].name, Code),
         time("median", lambda row: row[1].median_ns, "ms", "of the slowest rank of each call"),
@@ -425,7 +742,7 @@ def _late(who: tuple[int, float] | None) -> Text:
     return Text("none", "muted") if who is None else Text(f"rank {who[0]}, {100 * who[1]:.0f} % of the calls", "bad")
 
 
-_LEAD = (
+_TREE_LEAD = (
     "All strategies compute the same call on the same ranks, each rank with its own run of the keys. Every rank's result was "
     "held against float64 before any number was taken. Calls begin when all ranks are there and count by the slowest rank; "
     "strategies take turns in palindromes, so that ratios hold within one cell."
@@ -441,7 +758,7 @@ def tree_report(folder: Path, *, scaling: bool = False) -> Report:
     Raises:
         DataError: the folder holds no cells.
     """
-    cells, unread = read_cells(folder)
+    cells, unread = read_cells(folder, "tree")
     ranks = sorted({cell.run.header.world_size for cell in cells})
     return grid_page(
         cells,
@@ -457,7 +774,7 @@ def tree_report(folder: Path, *, scaling: bool = False) -> Report:
     )
 
 
-def shown_tables(cells: Sequence[CellRun], *, scaling: bool) -> tuple[Table, ...]:
+def shown_strategies(cells: Sequence[CellRun], *, scaling: bool) -> tuple[Table, ...]:
     """Choose the tables that a terminal shows, in the page's order: those of scaling, or those of each cell."""
     if scaling:
         blocks = [block for section in _scaling_sections(cells) for block in section.blocks]
@@ -466,7 +783,7 @@ def shown_tables(cells: Sequence[CellRun], *, scaling: bool) -> tuple[Table, ...
     for cell in cells:
         if cell.measured:
             guide = (_guide_table(cell, mode) for mode in _MODES)
-            found += [_speed_table(cell), _parts_table(cell), _collective_table(cell), *guide]
+            found += [_strategy_table(cell), _parts_table(cell), _collective_table(cell), *guide]
         found.append(absent_table([cell]))
     return tuple(table for table in found if table is not None)
 
@@ -493,12 +810,12 @@ def _cell_section(cell: CellRun) -> Section:
         return Section(place, title, f"No numbers: {cell.failure or 'no strategy passed'}.", (absent,) if absent else ())
     guide = (_guide_table(cell, mode) for mode in _MODES)
     tables = (_verdict_table(cell), _parts_table(cell), _collective_table(cell), *guide, absent, _links(cell))
-    blocks: list[Block] = [_speed_table(cell), *(table for table in tables if table is not None)]
-    return Section(place, title, _LEAD, tuple(blocks))
+    blocks: list[Block] = [_strategy_table(cell), *(table for table in tables if table is not None)]
+    return Section(place, title, _TREE_LEAD, tuple(blocks))
 
 
 def _links(cell: CellRun) -> Table | None:
-    found = cell.run.links or Links()
+    found = cell.run.links or record.Links()
     named = [("flops per", found.flops_per_s, "GFLOP/s"), ("memory bytes per", found.memory_bytes_per_s, "GB/s")]
     named.append(("launch", found.launch_s, "us"))
     for rate in found.rates:
