@@ -21,7 +21,7 @@ from torch import Tensor
 from strobe.cache.kv import CacheStep
 from strobe.core.errors import StrobeError
 from strobe.core.spans import DIT_FORWARD, silenced, span
-from strobe.models.wan.transformer import Modulation, TextKV
+from strobe.models.wan.layers import Modulation, TextKV
 
 Mode = Literal["flow", "write"]
 """What a pass is for: the flow of noisy latents, or keys and values of clean ones (a commit, or a recache over the window)."""
