@@ -211,43 +211,6 @@ def test_bytes_are_those_held(kind: Any, positions: Any, dtype: torch.dtype) -> 
     assert eight.num_bytes == sum(stored.values()) == predicted
 
 
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-@pytest.mark.parametrize("to", FORMATS)
-def test_a_recorded_write_follows_the_frames(to: EightBit, device: str) -> None:
-    """Between two passes of one signature only the contents of tensors differ, so that one recording does for all."""
-    policy = RingPolicy(window=6, sink=1)
-    here, there = (
-        QuantizedRing(SHAPE, policy, device=torch.device(name), dtype=torch.float32, to=to) for name in ("cpu", device)
-    )
-    for block in range(3):
-        for cache in (here, there):
-            step = cache.at(3 * block, 3)
-            for layer in range(SHAPE.num_layers):
-                k, v = (content(step.positions, layer, version).to(cache.values.device) for version in (0, 1))
-                step.write(layer, k, v)
-    step = there.at(9, 3)
-    new = [torch.zeros(SHAPE.batch, 9, 2, 4, device=device) for _ in range(2)]
-    if device == "cuda":
-        step.write(1, *new)  # compiles
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            found = step.write(1, *new)
-    here.at(9, 3)
-    for block in range(4, 7):
-        expected_step, again = here.at(3 * block, 3), there.at(3 * block, 3)
-        assert again.signature == step.signature and again.rows.data_ptr() == step.rows.data_ptr()
-        exact = content(again.positions, 1), content(again.positions, 1, 1)
-        for buffer, tensor in zip(new, exact, strict=True):
-            buffer.copy_(tensor)
-        if device == "cuda":
-            graph.replay()
-        else:
-            found = step.write(1, *new)
-        expected, written = expected_step.write(1, *exact), expected_step.rows.tolist()
-        for mine, other in zip(found, expected, strict=True):
-            assert torch.equal(mine.cpu()[:, written], other[:, written])
-
-
 def test_queries_are_rounded_beside_and_attention_sees_what_is_kept() -> None:
     eight, ring = (each(6, 1, positions="absolute") for each in (build_eightbit, plain))
     eight._kept.values.view(torch.int8).fill_(126)  # 448, where nothing was written
@@ -275,19 +238,6 @@ def test_reset_starts_over_and_erases() -> None:
     assert all(not tensor.any() for tensor in game.eight._held())
     for _ in range(4):
         game.next()
-
-
-def test_a_step_says_whether_it_measures_and_what_it_depends_on() -> None:
-    eight = build_eightbit(7, 2)
-    first, again, second = eight.at(0, 3), eight.at(0, 3), eight.at(3, 3)
-    assert first.signature == again.signature != second.signature
-    assert (first.measures, second.measures, first.sink_from, second.sink_from) == (True, False, 0, -1)
-    steps = [eight.at(3 * block, 3) for block in range(2, 6)]
-    assert steps[-1].signature == steps[-2].signature and steps[-1].rows is steps[-2].rows
-    assert not eight.rewrite(keep_sink=True).measures and eight.rewrite(keep_sink=False).measures
-    one = build_eightbit(7, 2)
-    one.at(0, 1)
-    assert one.at(1, 3).sink_from == 3  # the second frame of the sink
 
 
 def test_what_was_written_beside_is_not_attended_otherwise() -> None:

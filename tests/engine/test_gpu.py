@@ -112,6 +112,7 @@ GRAPHS = {
     "renewed sink": {"window": 6, "sink": 1, "keep_sink": False},
     "sparse": {"window": 8, "sink": 2, "sparsity": 0.5},
     "int8 cache": {"window": 8, "sink": 2, "kv_format": "int8"},
+    "fp8 cache": {"window": 8, "sink": 2, "kv_format": "fp8"},
 }
 
 
