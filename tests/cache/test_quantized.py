@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ring_frames import SHAPE, content, turn, turn_into, turned_content, write
+from ring_frames import SHAPE, content, stored_bytes, turn, turn_into, turned_content, write
 from strobe.attention.dense import dense_attention
 from strobe.attention.dense.eight import attend_rounded
 from strobe.cache.kv import RingCache
@@ -204,11 +204,9 @@ def open_block(cache: Any, block: int) -> Any:
 def test_bytes_are_those_held(kind: Any, positions: Any, dtype: torch.dtype) -> None:
     options = {"dtype": dtype, "positions": positions}
     eight: Any = build_eightbit(50, 2, **options) if kind == "rounded" else build(kind, 7, 2, **options)  # 256 columns of values
-    tensors = [*eight._held(), *(value for value in vars(eight).values() if isinstance(value, Tensor))]
-    stored = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors if tensor.numel()}
     more = (positions,) if kind == "rounded" else ()
     predicted = (eightbit_ring_bytes if kind == "rounded" else ring_bytes)(SHAPE, eight.policy, dtype, *more)
-    assert eight.num_bytes == sum(stored.values()) == predicted
+    assert stored_bytes(eight) == predicted
 
 
 def test_queries_are_rounded_beside_and_attention_sees_what_is_kept() -> None:

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from ring_frames import stored_bytes
 from strobe.core.errors import StrobeError
 from strobe.engine.config import EngineConfig, replace_knobs
 from strobe.engine.load import model_parts
@@ -56,7 +57,7 @@ def test_what_is_counted_is_what_is_held(make: Make, tiny: Model, preset: str, s
     rows = stream._dit._rows.values()
     assert predicted == {
         "transformer weights": held(stream._dit.dit.state_dict().values()),
-        "keys and values": stream._cache.num_bytes,
+        "keys and values": stored_bytes(stream._cache),
         "text keys and values": held(stream._text[1].kept.kv.tensors),
         "modulation tables": held(tensor for row in rows for tensor in (row.layers, row.head)),
         "autoencoder weights": held(stream._decoder._vae.state_dict().values()),

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from fault_snapshots import resealed
 from plain_wan import PlainWan
+from ring_frames import stored_bytes
 from strobe.cache.policy import ShotPolicy
 from strobe.cache.rings import AheadRing
 from strobe.core.errors import ConfigError, SessionError, ShapeError
@@ -573,7 +574,7 @@ def test_a_failed_frame_block_may_be_another_one_again(build: Make, monkeypatch:
 def test_memory_of_shots_is_predicted(build: Make) -> None:
     session = build("shots")
     predicted = predict(session.model, session.config)
-    assert predicted["keys and values"] == session._stream._cache.num_bytes  # type: ignore[attr-defined]
+    assert predicted["keys and values"] == stored_bytes(session._stream._cache)
 
 
 def test_what_there_is_only_with_shots_or_without(make: Make, build: Make, tiny: Model) -> None:
