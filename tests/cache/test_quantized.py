@@ -142,13 +142,6 @@ def test_it_shows_what_the_plain_ring_shows(window: int, sink: int, sizes: tuple
         game.next(size)
 
 
-def test_a_rounded_sink_that_moves_often() -> None:
-    game = Beside("rounded", 6, 2)
-    for _ in range(50):
-        game.next()
-    assert not torch.equal(game.eight.sink_keys, game.ring.keys[:, :, : game.eight.sink_keys.shape[2]])
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("to", FORMATS)
 def test_what_is_attended_is_what_is_stored_in_its_dtype(to: EightBit, dtype: torch.dtype) -> None:

@@ -325,11 +325,9 @@ class TestOrder:
         events: list[str] = []
         stream, decoder = session._stream, session._stream._decoder
         flow, start = stream._dit.flow, decoder.start
-        may_end = threading.Event()
 
         def noted_flow(*arguments: Any) -> Tensor:
             events.append(f"flow {stream.state.next_block}")
-            may_end.set()
             return flow(*arguments)
 
         def noted_start(*arguments: Any) -> Any:
