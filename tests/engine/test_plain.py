@@ -179,19 +179,6 @@ def test_an_image_is_the_first_frame(make: Make, tiny: Model) -> None:
     assert torch.equal(blocks[0].latents[1], encoded[0]) and not torch.equal(blocks[1].latents[0], blocks[1].latents[1])
 
 
-@pytest.mark.parametrize(("given", "strength"), [(4, 0.0), (9, 0.9)], ids=["a start", "a clip that is followed"])
-def test_snapshots_keep_the_frames_still_to_come(make: Make, tiny: Model, tmp_path: Any, given: int, strength: float) -> None:
-    start = torch.randn(given, *SHAPE, generator=torch.Generator().manual_seed(9))
-    config = EngineConfig(window=8, sink=3, positions="rebased", strength=strength)
-    whole = [*make(preset=config, start=start).stream(5)]
-    session = make(preset=config, start=start)
-    first = [*session.stream(1)]
-    session.snapshot().save(tmp_path / "early")
-    again = Session.resume(tmp_path / "early", model=tiny, device="cpu")
-    assert torch.equal(latents([*first, *again.stream(4)]), latents(whole))
-    assert torch.equal(latents(session.fork().stream(4)), latents(whole[1:]))
-
-
 @pytest.mark.parametrize(
     ("start", "config", "said"),
     [

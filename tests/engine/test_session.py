@@ -8,6 +8,7 @@ import weakref
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import fields, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from strobe.engine.model import Model
 from strobe.engine.prompts import Switch
 from strobe.engine.session import Session
 from strobe.engine.stream import FrameBlock
-from tiny_model import Make, latents, lora
+from tiny_model import PASTS, Make, latents, lora, with_past
 
 SPARSE = EngineConfig(timesteps=(1000, 500), window=9, sink=2, sparsity=0.7)
 EIGHT_BITS = [
@@ -95,27 +96,39 @@ def test_what_a_stream_yields_and_holds_is_shown_in_a_line(make: Make) -> None:
 
 
 class TestSnapshots:
-    @pytest.mark.parametrize("before", [0, 2, 6])
-    @pytest.mark.parametrize("preset", ["baseline", "balanced", "turbo", *EIGHT_BITS, SPARSE])
+    @pytest.mark.parametrize("before", [0, 2, 9])
+    @pytest.mark.parametrize(
+        ("past", "options"),
+        [
+            *(("kept", {"preset": each}) for each in ("baseline", "balanced", "turbo", *EIGHT_BITS, SPARSE)),
+            *((past, {"preset": EngineConfig()}) for past in PASTS),
+            ("shots", {"preset": EngineConfig(kv_format="int8")}),
+            ("kept", {"preset": EngineConfig(window=8), "start": torch.linspace(-1, 1, 4 * 64).view(4, 4, 4, 4)}),
+            ("kept", {"preset": EngineConfig(window=8, strength=0.9), "start": torch.linspace(-1, 1, 9 * 64).view(9, 4, 4, 4)}),
+        ],
+    )
     def test_replay_fork_and_resume_are_bit_equal(
-        self, make: Make, tiny: Model, tmp_path: Path, preset: str | EngineConfig, before: int
+        self, make: Make, tiny: Model, tmp_path: Path, past: str, options: dict[str, Any], before: int
     ) -> None:
-        """Also in eight bits, and where some of the past is left out: of frames of two tiles."""
-        if preset is SPARSE:
-            tiny = replace(tiny, defaults=replace(tiny.defaults, frame_size=(96, 192)))
-        session = make(preset=preset, model=tiny)
-        switches = [Switch(frame_block=before + 2, prompt="blue square")]
-        for _ in range(before):
-            next(iter(session.stream()))  # late frames are under way then
+        """Also in eight bits, where some of the past is left out: of frames of two tiles, and with a clip still to come."""
+        model, mode = with_past(tiny, past), "shot" if past == "shots" else "recache"
+        if options["preset"] is SPARSE:
+            model = replace(tiny, defaults=replace(tiny.defaults, frame_size=(96, 192)))
+        early, switches = (
+            [Switch(frame_block=at, prompt="blue square", mode=mode) for at in places]  # type: ignore[arg-type]
+            for places in ((1, 3), (before + 2,))
+        )
+        session = make(model=model, **options)
+        list(islice(session.stream(switches=early), before))  # late frames are under way then
         session.prompt("green square", mode="interpolate", over=3)
         snapshot, fork = session.snapshot(), session.fork()
         snapshot.save(tmp_path / "state.safetensors")
-        expected = play(session, 5, switches=switches)
+        expected = play(session, 6, switches=switches)
         session.restore(snapshot)
-        resumed = Session.resume(tmp_path / "state.safetensors", model=tiny, device="cpu")
+        resumed = Session.resume(tmp_path / "state.safetensors", model=model, device="cpu")
         for other in (session, fork, resumed):
             assert other.next_block == before
-            assert same_blocks(play(other, 5, switches=switches), expected)
+            assert same_blocks(play(other, 6, switches=switches), expected)
         assert [entry.name for entry in tmp_path.iterdir()] == ["state.safetensors"]
 
     def test_a_snapshot_goes_on_in_another_dtype(self, make: Make, tiny: Model, tmp_path: Path) -> None:
@@ -141,13 +154,20 @@ class TestSnapshots:
 
 
 class TestTrouble:
-    @pytest.mark.parametrize("preset", ["baseline", *CONFIGS.values()], ids=["frame by frame", "at once", "late"])
+    @pytest.mark.parametrize(
+        ("past", "preset"),
+        [("kept", "baseline"), *(("kept", each) for each in CONFIGS.values()), ("rolling", EngineConfig())],
+        ids=["frame by frame", "at once", "late", "rolling"],
+    )
     @pytest.mark.parametrize("stage", ["flow", "write", "decode"])
     @pytest.mark.parametrize("block", [0, 5])
-    def test_a_block_that_fails_is_made_again(self, make: Make, preset: str | EngineConfig, stage: str, block: int) -> None:
+    def test_a_block_that_fails_is_made_again(
+        self, make: Make, tiny: Model, past: str, preset: Any, stage: str, block: int
+    ) -> None:
         """Twice; one that was made and not decoded is still to come."""
         switches = [Switch(frame_block=5, prompt="blue square")]
-        expected, session, got, failed = play(make(preset=preset), 7, switches=switches), make(preset=preset), [], []
+        session, whole = (make(preset=preset, model=with_past(tiny, past)) for _ in range(2))
+        expected, got, failed = play(whole, 7, switches=switches), list[FrameBlock](), list[str]()
         stream: Any = session._stream
         place, name = (stream._decoder, "_push") if stage == "decode" else (stream._dit, stage)
         work = getattr(place, name)
