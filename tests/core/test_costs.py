@@ -128,50 +128,24 @@ def test_a_decoder_is_what_torch_counts() -> None:
     assert cost.flops == counter.get_total_flops()
 
 
-SMALL = st.integers(1, 9)
-
-
-def counted(run: object) -> int:
-    """FLOPs as torch counts them, from the operators that really ran."""
-    with FlopCounterMode(display=False) as counter:
-        run()  # type: ignore[operator]
-    return counter.get_total_flops()
-
-
-@given(SMALL, SMALL, SMALL, SMALL)
-def test_a_matmul_is_what_torch_counts(batch: int, m: int, k: int, n: int) -> None:
-    a, b = torch.ones(batch, m, k), torch.ones(batch, k, n)
-    cost = costs.matmul(m, k, n, dtype="float32", batch=batch)
-    assert cost.flops == counted(lambda: a @ b)
-    assert cost.read_bytes == a.numel() * 4 + b.numel() * 4
-    assert cost.write_bytes == (a @ b).numel() * 4
-
-
-def test_a_linear_layer_reads_its_bias_too() -> None:
-    layer, x = torch.nn.Linear(7, 5).bfloat16(), torch.ones(3, 7, dtype=torch.bfloat16)
-    cost = costs.linear(3, 7, 5, dtype="bf16")
-    assert cost.flops == counted(lambda: layer(x)) == 2 * 3 * 7 * 5
-    assert cost.read_bytes == 2 * (x.numel() + sum(parameter.numel() for parameter in layer.parameters()))
-    assert costs.linear(3, 7, 5, dtype="bf16", bias=False).read_bytes == cost.read_bytes - 2 * 5
-
-
-@given(SMALL, SMALL, SMALL)
-def test_a_convolution_is_what_torch_counts(channels: int, out: int, size: int) -> None:
-    layer = torch.nn.Conv3d(channels, out, 3, padding=1)
-    x = torch.ones(1, channels, 2, size, size)
-    cost = costs.conv(2 * size * size, channels, out, taps=27, dtype="float32")
-    assert cost.flops == counted(lambda: layer(x))
-    assert cost.read_bytes == 4 * (x.numel() + sum(parameter.numel() for parameter in layer.parameters()))
-    assert cost.write_bytes == 4 * layer(x).numel()
-
-
-@given(SMALL, SMALL, SMALL, SMALL)
-def test_attention_is_what_torch_counts(batch: int, heads: int, q_tokens: int, kv_tokens: int) -> None:
-    q, k, v = (torch.ones(batch, heads, tokens, 4) for tokens in (q_tokens, kv_tokens, kv_tokens))
-    shape = AttentionShape(batch=batch, num_heads=heads, q_tokens=q_tokens, kv_tokens=kv_tokens, head_dim=4)
-    cost = costs.attention(shape, dtype="float32")
-    assert cost.flops == counted(lambda: (q @ k.transpose(-1, -2)) @ v)
-    assert cost.moved_bytes == 4 * (2 * q.numel() + k.numel() + v.numel())
+@given(*[st.integers(1, 9)] * 4)
+def test_an_operation_is_what_torch_counts(a: int, b: int, c: int, d: int) -> None:
+    """As FLOPs of the operators that really run; what goes in is read once, weights and bias too, and what comes out written."""
+    left, right, cube = torch.ones(a, b, c), torch.ones(a, c, d), torch.ones(1, a, 2, c, c)
+    layer, wide = nn.Linear(c, d), nn.Conv3d(a, b, 3, padding=1)
+    q, k, v = (torch.ones(a, b, tokens, 4) for tokens in (c, d, d))
+    shape = AttentionShape(batch=a, num_heads=b, q_tokens=c, kv_tokens=d, head_dim=4)
+    for cost, run, inputs in (
+        (costs.matmul(b, c, d, dtype="float32", batch=a), lambda: left @ right, (left, right)),
+        (costs.linear(b, c, d, dtype="float32"), lambda: layer(left[0]), (left[0], *layer.parameters())),
+        (costs.linear(b, c, d, dtype="float32", bias=False), lambda: left[0] @ layer.weight.T, (left[0], layer.weight)),
+        (costs.conv(2 * c * c, a, b, taps=27, dtype="float32"), lambda: wide(cube), (cube, *wide.parameters())),
+        (costs.attention(shape, dtype="float32"), lambda: (q @ k.transpose(-1, -2)) @ v, (q, k, v)),
+    ):
+        with FlopCounterMode(display=False) as counter:
+            out = run()
+        read = 4 * sum(each.numel() for each in inputs)
+        assert cost == Cost(flops=counter.get_total_flops(), read_bytes=read, write_bytes=4 * out.numel())
 
 
 def test_grouped_queries_read_fewer_keys() -> None:

@@ -25,18 +25,17 @@ def doubled(q, k, v, spec):
 
 WRONG = Impl(name="doubled", refuses=lambda spec: None, run=doubled, operator="dense")
 """
+GROUP = "strobe.attention.dense"
 ENTRIES = {
-    "strobe.attention.dense": {
-        "plugged": "plugged_package:RIGHT",
-        "doubled": "plugged_package:WRONG",
-        "three": "plugged_package:__name__",
-        "gone": "no_such_module:IMPL",
-    },
+    "plugged": "plugged_package:RIGHT",
+    "doubled": "plugged_package:WRONG",
+    "three": "plugged_package:__name__",
+    "gone": "no_such_module:IMPL",
 }
 # What one Python says that has the package installed: commands, the gates, calls by name. One process, because each would import
 # torch again, and none changes what the next finds.
 DRIVER = """
-import contextlib, io, json, sys, traceback
+import contextlib, io, json, traceback
 from itertools import islice
 import torch, strobe
 from strobe.attention.dense.api import IMPLS
@@ -69,9 +68,9 @@ def run(work):
     return {"value": value, "out": out.getvalue(), "err": err.getvalue()}
 
 if __name__ == "__main__":
-    told = {name: run(lambda: main(words)) for name, words in json.loads(sys.argv[1]).items()}
-    told |= {impl: run(lambda: mean_of(impl)) for impl in ("plugged", "doubled", "three")}
-    print(json.dumps(told | {"gates": run(gates)}))
+    told = {impl: run(lambda: mean_of(impl)) for impl in ("plugged", "doubled", "three")}
+    doctor = run(lambda: main(["doctor", "--device", "cpu", "--json"]))
+    print(json.dumps(told | {"doctor": doctor, "gates": run(gates)}))
 """
 
 
@@ -89,14 +88,11 @@ def said(tmp_path_factory: pytest.TempPathFactory) -> Said:
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: plugged-package\nVersion: 1.2\n")
     (info / "RECORD").write_text("plugged_package.py,,\n")
-    groups = (
-        f"[{group}]\n" + "".join(f"{name} = {place}\n" for name, place in found.items()) for group, found in ENTRIES.items()
-    )
-    (info / "entry_points.txt").write_text("\n".join(groups))
-    commands = {"doctor": ["doctor", "--device", "cpu", "--json"]}
+    entries = "".join(f"{name} = {place}\n" for name, place in ENTRIES.items())
+    (info / "entry_points.txt").write_text(f"[{GROUP}]\n{entries}")
     path = os.pathsep.join([str(PACKAGE.parent), str(site)])
     done = subprocess.run(
-        [sys.executable, "driver.py", json.dumps(commands)],
+        [sys.executable, "driver.py"],
         env=os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "STROBE_CONFIG": os.devnull},
         cwd=site,
         capture_output=True,
@@ -112,7 +108,7 @@ def test_doctor_lists_what_is_there_and_what_is_broken(said: Said) -> None:
     assert said["doctor"]["value"] == 0, said["doctor"]["err"]
     document = json.loads(said["doctor"]["out"])
     found = {(each["group"], each["name"]): each["broken"] for each in document["plugins"]}
-    assert set(found) == {(group, name) for group, entries in ENTRIES.items() for name in entries}
+    assert set(found) == {(GROUP, name) for name in ENTRIES}
     assert {each["package"] for each in document["plugins"]} == {"plugged-package 1.2"}
     assert {name: why for (_, name), why in found.items() if why} == {
         "gone": "it cannot be imported: ModuleNotFoundError: No module named 'no_such_module'",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -28,20 +29,6 @@ from strobe.models.wan.layers import WanLayer
 from tiny_model import Make, latents
 
 
-class Kernels:
-    """The reference in the place of Triton; notes what it is called with."""
-
-    def __init__(self) -> None:
-        self.reference, self.calls = custom_ops.home("reference"), list[tuple[str, tuple[int, ...]]]()
-
-    def home(self, impl: str) -> Any:
-        def turn_keys(keys: torch.Tensor, turns: torch.Tensor, out: torch.Tensor) -> None:
-            self.calls.append((impl, tuple(keys.shape)))
-            self.reference.turn_keys(keys, turns, out)
-
-        return type("Home", (), {"turn_keys": staticmethod(turn_keys)})
-
-
 def fill(step: CacheStep, layers: int, batch: int, tokens: int) -> None:
     for layer in range(layers):
         generator = torch.Generator().manual_seed(layer + 10 * step.positions[0])
@@ -52,8 +39,16 @@ def fill(step: CacheStep, layers: int, batch: int, tokens: int) -> None:
 @pytest.mark.parametrize("kv_format", ["native", "int8"])
 def test_with_fused_kernels_one_launch_turns_the_sink(tiny: Model, monkeypatch: pytest.MonkeyPatch, kv_format: Any) -> None:
     """Of all layers and samples, in eight bits of those that are turned at a time; the result is that of the plain path."""
-    kernels = Kernels()
-    monkeypatch.setattr(custom_ops, "home", kernels.home)
+    reference, calls = custom_ops.home("reference"), list[tuple[str, tuple[int, ...]]]()
+
+    def home(impl: str) -> Any:  # the reference in the place of Triton
+        def turn_keys(keys: Tensor, *rest: Tensor) -> None:
+            calls.append((impl, tuple(keys.shape)))
+            reference.turn_keys(keys, *rest)
+
+        return SimpleNamespace(turn_keys=turn_keys)
+
+    monkeypatch.setattr(custom_ops, "home", home)
     config = resolve(EngineConfig(window=6, sink=2, kv_format=kv_format), tiny.defaults, torch.device("cpu"))
     assert not config.knobs.fused_kernels
     shape = latent_shape(tiny.defaults, tiny.dit.config)
@@ -65,7 +60,7 @@ def test_with_fused_kernels_one_launch_turns_the_sink(tiny: Model, monkeypatch: 
         for block in range(4):
             fill(cache.at(3 * block, 3), layers=2, batch=2, tokens=tokens)
         states.append(cache.snapshot())
-        assert kernels.calls == ([("triton", (2, 2, 2 * tokens, 2, 24))] * 2 if fused else [])
+        assert calls == ([("triton", (2, 2, 2 * tokens, 2, 24))] * 2 if fused else [])
     plain, fused_state = states
     assert torch.equal(plain.keys, fused_state.keys) and torch.equal(plain.sink_keys, fused_state.sink_keys)
     assert not torch.equal(plain.keys[:, :, : plain.sink_keys.shape[2]], plain.sink_keys)

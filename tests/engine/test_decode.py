@@ -85,21 +85,6 @@ def test_frames_are_those_of_one_call(kind: str, block_decode: bool, beside: boo
 
 
 @pytest.mark.parametrize("kind", ["tiny", "wan", "taew"])
-def test_two_decoders_share_weights_and_nothing_else(kind: str) -> None:
-    one = FrameDecoder(autoencoder(kind), config())
-    two = one.share()
-    assert two._vae is one._vae
-    first, second = latents(), 2 - latents()
-    expected = [streamed(one, of) for of in (first, second)]
-    states, frames = [one.state(), two.state()], [[], []]
-    for parts in zip(first.split([1, 3, 3], dim=1), second.split([1, 3, 3], dim=1), strict=True):
-        for number, (decoder, part) in enumerate(zip((one, two), parts, strict=True)):
-            out, states[number] = decoded(decoder, part, states[number])
-            frames[number].append(out)
-    assert all(torch.equal(torch.cat(own, dim=1), whole) for own, whole in zip(frames, expected, strict=True))
-
-
-@pytest.mark.parametrize("kind", ["tiny", "wan", "taew"])
 def test_a_state_is_adopted_in_another_dtype(kind: str) -> None:
     vae = autoencoder(kind)
     full, half = FrameDecoder(vae, config()), FrameDecoder(vae, replace(config(), dtype=torch.bfloat16))
@@ -188,15 +173,6 @@ def test_what_decodes_is_compiled_only_where_the_kernels_do_not_run(monkeypatch:
     settings = config()
     FrameDecoder(autoencoder("wan"), replace(settings, knobs=replace_knobs(settings.knobs, compile=True)))
     assert said == ["compiled" if compiled else "fused"]
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("kind", ["tiny", "wan", "taew"])
-def test_a_gpu_beside_the_transformer(kind: str) -> None:
-    vae = autoencoder(kind)
-    expected = levels(copy.deepcopy(vae).decode(latents()))
-    beside = FrameDecoder(vae, config("cuda", overlap_decode=True))
-    assert near(streamed(beside, latents("cuda")), expected)
 
 
 def test_nothing_is_decoded_where_passes_are_captured(monkeypatch: pytest.MonkeyPatch) -> None:

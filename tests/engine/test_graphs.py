@@ -25,7 +25,7 @@ from strobe.engine.memory import predict
 from strobe.engine.model import Model
 from strobe.engine.prompts import Switch
 from strobe.engine.session import Session
-from strobe.models.wan.transformer import Modulation, TextKV
+from strobe.models.wan.layers import Modulation, TextKV
 from tiny_model import Make, latents, lora
 
 SWITCHES = (

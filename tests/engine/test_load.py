@@ -222,19 +222,15 @@ def checkpoint(tmp_path: Path) -> Path:
 
 @pytest.mark.usefixtures("small")
 class TestRandomWeights:
-    def test_they_stream_and_say_so(self) -> None:
-        model = load("wan-1.3b", Weights(random=True, frame_size=SIZE))
-        assert model.name == "wan-1.3b, random weights" and model.random_weights
+    @pytest.mark.parametrize(("vae", "told"), [(None, ""), ("tiny", "tiny VAE, ")])
+    def test_they_stream_and_say_so(self, vae: str | None, told: str) -> None:
+        model = load("wan-1.3b", Weights(random=True, vae=vae, frame_size=SIZE))
+        assert model.name == f"wan-1.3b, {told}random weights" and model.random_weights
+        assert isinstance(model.vae, Taew) == (vae == "tiny")
         with Session("a fox", model=model, device="cpu") as session:
             blocks = [*session.stream(5)]
         assert [tuple(block.frames.shape) for block in blocks[:2]] == [(9, *SIZE, 3), (12, *SIZE, 3)]
         assert all(block.latents.isfinite().all() and block.latents.std() < 10 for block in blocks)
-
-    def test_the_tiny_autoencoder_can_be_had(self) -> None:
-        model = load("wan-1.3b", Weights(random=True, vae="tiny", frame_size=SIZE))
-        assert isinstance(model.vae, Taew) and model.name == "wan-1.3b, tiny VAE, random weights"
-        with Session("a fox", model=model, device="cpu") as session:
-            assert next(session.stream(1)).frames.shape == (9, *SIZE, 3)
         with pytest.raises(ConfigError, match="'tiny'; got 'huge'"):
             Weights(random=True, vae="huge")
 

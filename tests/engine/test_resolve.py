@@ -95,14 +95,6 @@ def test_graphs_need_a_pass_that_stays_on_the_device(monkeypatch: pytest.MonkeyP
     assert "knob rope_table is off" in idle_knobs(config, DEFAULTS, gpu)["cuda_graphs"]
 
 
-@pytest.mark.parametrize("name", PRESETS)
-def test_resolved_leaves_nothing_open(name: str) -> None:
-    config = resolve(simulated(name), DEFAULTS, torch.device("cpu"))
-    assert config.dtype == torch.float32 and config.schedule.shift == 5.0
-    assert config.again is None, "no clip is followed"
-    assert all(getattr(config, each.name) is not None for each in fields(config) if each.name != "again")
-
-
 def test_a_knob_that_does_nothing_here_is_off_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("strobe.engine.resolve.OVERLAP_CORES", 4)
     balanced, cpu = preset("balanced"), torch.device("cpu")

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -203,23 +204,11 @@ class TestSaving:
         assert other.read_text() == "not mine" and (tmp_path / ".s.00000000.partial").is_symlink()
 
 
-class OnGpu:
-    """A tensor of a GPU, as far as a move to the CPU asks."""
-
-    device = torch.device("cuda", 0)
-
-    def __init__(self, tensor: torch.Tensor) -> None:
-        self.tensor = tensor
-
-    def to(self, device: torch.device, *, non_blocking: bool) -> torch.Tensor:
-        assert device == CPU and non_blocking
-        return self.tensor
-
-
 def test_what_is_copied_in_the_background_is_waited_for(late: Snapshot, monkeypatch: pytest.MonkeyPatch) -> None:
-    waited: list[torch.device] = []
+    """A tensor of a GPU, as far as a move to the CPU asks."""
+    waited, device = list[torch.device](), torch.device("cuda", 0)
     monkeypatch.setattr(torch.cuda, "synchronize", waited.append)
-    keys: Any = OnGpu(late.cache.keys)
+    keys: Any = SimpleNamespace(device=device, to=lambda to, *, non_blocking: late.cache.keys if non_blocking else None)
     moved = replace(late, cache=replace(late.cache, keys=keys)).to("cpu")
-    assert waited == [OnGpu.device] and moved.cache.keys is late.cache.keys
+    assert waited == [device] and moved.cache.keys is late.cache.keys
     assert late.to("cpu").cache.keys is late.cache.keys and len(waited) == 1

@@ -124,15 +124,6 @@ def test_without_a_lora_the_knob_is_said_to_be_off(make: Make, tiny: Model) -> N
         assert (config.knobs.merge_lora, reason) == (given, None if given else "no LoRA belongs to the model")
 
 
-@pytest.mark.parametrize("preset", ["baseline", "quality", "balanced", EngineConfig(knobs=BESIDE)])
-def test_merged_and_beside_are_the_changed_model(make: Make, tiny: Model, preset: str | EngineConfig) -> None:
-    found = latents(make(preset=preset, model=replace(tiny, loras=(lora(tiny),))).stream(6))
-    torch.testing.assert_close(
-        found, latents(make(preset=preset, model=merged(tiny, (0, 1.0))).stream(6)), rtol=0, atol=tolerance("stream", "float32")
-    )
-    assert (found - latents(make(preset=preset).stream(6))).abs().max() > 0.1
-
-
 @pytest.mark.parametrize("knobs", [Knobs(), BESIDE], ids=["merged", "beside"])
 @pytest.mark.parametrize("strength", [1.0, 0.5])
 def test_swapped_on_the_way(make: Make, tiny: Model, knobs: Knobs, strength: float) -> None:

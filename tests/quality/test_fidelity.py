@@ -42,21 +42,16 @@ def clip_pair(height: int, width: int, frames: int = 3, seed: int = 0) -> tuple[
     return (reference * 0.9 + 0.05 + noise).clamp(0, 1), reference
 
 
-@pytest.mark.parametrize(("height", "width"), SIZES)
-def test_ssim_equals_its_definition(height: int, width: int) -> None:
-    frames, reference = clip_pair(height, width)
-    x, y = frames.double().numpy(), reference.double().numpy()
-    expected = [np.mean([mean_terms(x[f, c], y[f, c])[0] for c in range(3)]) for f in range(3)]
-    assert ssim(frames, reference).tolist() == pytest.approx(expected, abs=2e-5)
-    assert expected[0] > expected[1] > expected[2]
-
-
 @pytest.mark.parametrize(("height", "width"), [(1, 1), *SIZES])
-def test_psnr_equals_its_definition(height: int, width: int) -> None:
+def test_psnr_and_ssim_equal_their_definitions(height: int, width: int) -> None:
     frames, reference = clip_pair(height, width)
     x, y = frames.double().numpy(), reference.double().numpy()
     expected = [10 * np.log10(1 / np.mean((x[f] - y[f]) ** 2)) for f in range(3)]
     assert psnr(frames, reference).tolist() == pytest.approx(expected, abs=1e-4)
+    if (height, width) in SIZES:
+        expected = [np.mean([mean_terms(x[f, c], y[f, c])[0] for c in range(3)]) for f in range(3)]
+        assert ssim(frames, reference).tolist() == pytest.approx(expected, abs=2e-5)
+        assert expected[0] > expected[1] > expected[2]
 
 
 def test_long_clips_are_compared_in_parts() -> None:

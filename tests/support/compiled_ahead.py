@@ -13,16 +13,11 @@ from typing import Any, Final
 
 import torch
 from triton.backends.compiler import GPUTarget
-from triton.compiler import make_backend
-from triton.compiler.compiler import ir
 from triton.runtime import driver
-from triton.runtime.jit import JITFunction
 
 import launches_without_a_gpu as launches
 from strobe.attention.dense.eight.api import IMPLS as EIGHTBIT
 from strobe.attention.sparse.impl import triton as fine
-from strobe.attention.sparse.impl.entries_triton import kept_on_gpu
-from strobe.attention.sparse.impl.padding_triton import settle_on_gpu_
 from strobe.attention.sparse.stages.impl import triton as stages
 from strobe.attention.tree.impl import triton as messages
 from strobe.attention.types import check
@@ -63,45 +58,23 @@ DTYPES: Final = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.floa
 asked: dict[str, int] = {}
 
 
-class Compiled:
-    """A stand-in for a compiled kernel; a launch by Triton (`run`) or directly does nothing."""
+def lowered_for(target: GPUTarget, card: Card, whole: bool) -> Callable[..., None]:
+    """Return the passes behind Triton's front end, in memory; `whole`: down to machine instructions."""
 
-    function = packed_metadata = None
-
-    def launch_metadata(self, *_: object) -> None:
-        return None
-
-    def run(self, *_: object) -> None:
-        return None
-
-    def __getitem__(self, grid: object) -> Callable[..., None]:
-        return lambda *_: None
-
-
-def compile_for(target: GPUTarget, card: Card, whole: bool) -> Callable[..., Compiled]:
-    """Return a replacement for Triton's compile step: for a target, in memory; `whole`: down to machine instructions."""
-
-    def compile_one(
-        kernel: JITFunction[Any], key: str, signature: Any, device: int, constants: Any, options: Any, attributes: Any, _: bool
-    ) -> Compiled:
-        source, backend, context = kernel.ASTSource(kernel, signature, constants, attributes), make_backend(target), ir.context()
-        ir.load_dialects(context)
-        backend.load_dialects(context)
+    def lower(source: Any, backend: Any, options: Any, made: Any) -> None:
         metadata: dict[str, Any] = {"target": target, **options.__dict__}
         passes: dict[str, Callable[..., Any]] = {}
         backend.add_stages(passes, options, source.language)
-        made = source.make_ir(target, options, backend.get_codegen_implementation(options), backend.get_module_map(), context)
-        for name, lower in passes.items():
-            made = lower(made, metadata)
+        for name, each in passes.items():
+            made = each(made, metadata)
             if name == "llir" and not whole:
                 break
-        name, shared = f"{'gluon' * kernel.is_gluon()}{kernel.fn.__name__}", metadata["shared"]
-        assert shared <= card.shared_bytes, f"{name} {constants}: {shared} bytes of shared memory, {card} has {card.shared_bytes}"
+        name, shared = f"{'gluon' * source.fn.is_gluon()}{source.fn.fn.__name__}", metadata["shared"]
+        told = f"{name} {source.constants}: {shared} bytes of shared memory, {card} has {card.shared_bytes}"
+        assert shared <= card.shared_bytes, told
         asked[name] = max(asked.get(name, 0), shared)
-        found = kernel.device_caches[device][0][key] = Compiled()
-        return found
 
-    return compile_one
+    return lower
 
 
 def around(card: Card, dtype: str) -> None:
@@ -111,9 +84,7 @@ def around(card: Card, dtype: str) -> None:
     launches.over_a_history(DTYPES[dtype], kv_heads=1, block=64, parts=1)
     launches.by_means(DTYPES[dtype], 128, True)
     launches.merged(DTYPES[dtype], 4, True, 128, lse=True)
-    sizes, seen = torch.full((3,), 64, dtype=torch.int32), torch.zeros(1, 2, 3, dtype=torch.int32)
-    kept_on_gpu(torch.zeros(1, 2, 3, 4, dtype=torch.int32), torch.zeros(1, 2, 3, dtype=torch.int32), 3)
-    settle_on_gpu_(torch.zeros(1, 192, 2, 96), torch.zeros(1, 2, 192), sizes, 64, (seen, seen))
+    launches.settled()
     out = torch.zeros(1, 3, 2, 128, dtype=DTYPES[dtype])
     messages.pack_message(out, torch.zeros(1, 2, 3), 136)
 
@@ -156,7 +127,7 @@ def in_eight_bits(card: Card, dtype: str) -> None:
 def main(name: str, *kernels: str) -> None:
     target, card = CARDS[name]
     driver.set_active(launches.driver_of(target))
-    launches.pretend(compile_for(target, card, "whole" in kernels))
+    launches.pretend(launches.compiled_by(target, lowered_for(target, card, "whole" in kernels)))
     for place in (fine, stages):
         place.card_of = lambda _: card  # type: ignore[attr-defined]
     for each in kernels:

@@ -78,16 +78,21 @@ class Variant:
         launched[self.source.fn.fn.__name__, direct] += 1
 
 
-def front_end(
-    kernel: JITFunction[Any], key: str, signature: Any, device: int, constants: Any, options: Any, attributes: Any, _: bool
-) -> Variant:
-    """Replace Triton's compile step by its front end alone, which checks the types."""
-    source, backend, context = ASTSource(kernel, signature, constants, attributes), make_backend(TARGET), ir.context()
-    ir.load_dialects(context)
-    backend.load_dialects(context)
-    source.make_ir(TARGET, options, backend.get_codegen_implementation(options), backend.get_module_map(), context)
-    made = kernel.device_caches[device][0][key] = Variant(source)
-    return made
+def compiled_by(target: GPUTarget, lower: Callable[..., None] = lambda *_: None) -> Callable[..., Variant]:
+    """Return a replacement for Triton's compile step: its front end for a target, which checks the types, and then `lower`."""
+
+    def compile_one(
+        kernel: JITFunction[Any], key: str, signature: Any, device: int, constants: Any, options: Any, attributes: Any, _: bool
+    ) -> Variant:
+        source, backend, context = kernel.ASTSource(kernel, signature, constants, attributes), make_backend(target), ir.context()
+        ir.load_dialects(context)
+        backend.load_dialects(context)
+        made = source.make_ir(target, options, backend.get_codegen_implementation(options), backend.get_module_map(), context)
+        lower(source, backend, options, made)
+        found = kernel.device_caches[device][0][key] = Variant(source)
+        return found
+
+    return compile_one
 
 
 def whole_operator(heads: int, block: int, layout: str, parts: int, gated: bool, own: bool) -> None:
@@ -175,6 +180,14 @@ def turned_by_time(dtype: torch.dtype, layers: int, tokens: int) -> None:
     wan.turn_keys(keys, torch.zeros(22, 2), keys)
 
 
+def settled() -> None:
+    """Keep the entries that a library takes, and settle the padding of its results."""
+    sizes, seen = torch.full((3,), 64, dtype=torch.int32), torch.zeros(1, 2, 3, dtype=torch.int32)
+    kept_on_gpu(torch.zeros(1, 2, 3, 5, dtype=torch.int32), seen, 4)
+    for some, hidden in ((sizes, None), (None, (seen, seen)), (sizes, (seen, seen))):
+        settle_on_gpu_(torch.zeros(1, 192, 2, 96), torch.zeros(1, 2, 192), some, 64, hidden)
+
+
 def pretend(compiled: Callable[..., Any]) -> None:
     """Launch everything that a GPU would run, with `compiled` in place of Triton's compile step."""
     kernels = next(impl for impl in IMPLS if impl.name == "triton")
@@ -196,8 +209,7 @@ def pretend(compiled: Callable[..., Any]) -> None:
 
 if __name__ == "__main__":
     driver.set_active(driver_of(TARGET))
-    pretend(front_end)
-    sizes, seen = torch.full((3,), 64, dtype=torch.int32), torch.zeros(1, 2, 3, dtype=torch.int32)
+    pretend(compiled_by(TARGET))
     for _ in range(2):
         whole_operator(2, 64, "raster", 1, gated=False, own=False)
         whole_operator(2, 128, "raster", 1, gated=True, own=True)
@@ -207,9 +219,7 @@ if __name__ == "__main__":
         whole_operator(1, 64, "raster", 1, gated=False, own=False)
         for dtype, count, ragged in ((torch.bfloat16, 2, True), (torch.float32, None, True), (torch.float16, 1, False)):
             given_selection(dtype, count, ragged)
-        kept_on_gpu(torch.zeros(1, 2, 3, 5, dtype=torch.int32), seen, 4)
-        for some, hidden in ((sizes, None), (None, (seen, seen)), (sizes, (seen, seen))):
-            settle_on_gpu_(torch.zeros(1, 192, 2, 96), torch.zeros(1, 2, 192), some, 64, hidden)
+        settled()
         for dtype, parts, ranked in ((torch.bfloat16, 3, True), (torch.float32, 4, False), (torch.float16, 1, True)):
             over_a_history(dtype, kv_heads=1 + parts % 2, block=128 if ranked else 64, parts=parts - 1)
             by_means(dtype, 128 if ranked else 32, ranked)

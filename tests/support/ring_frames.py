@@ -58,3 +58,12 @@ def frame_set(values: Tensor) -> list[tuple[float, ...]]:
     """Sort the rows of frames, so that they do not depend on slots."""
     rows = values.unflatten(1, (-1, SHAPE.tokens_per_frame)).transpose(0, 1).flatten(1)
     return sorted(tuple(row.tolist()) for row in rows)
+
+
+def stored_bytes(cache: Any) -> int:
+    """Count the bytes of the tensors in which a cache keeps keys and values, those that share a storage once."""
+    cache = getattr(cache, "_ring", cache)
+    turned = (keys for _, keys in getattr(cache, "_turned", {}).values())
+    parts = (*cache._held(), *vars(cache).values(), getattr(getattr(cache, "_tiled", None), "means", None), *turned)
+    storages = (each.untyped_storage() for each in parts if isinstance(each, Tensor) and each.dim() > 1 and each.numel())
+    return sum({each.data_ptr(): each.nbytes() for each in storages}.values())

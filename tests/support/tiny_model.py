@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -27,12 +27,13 @@ from strobe.models.wan.dit import CausalWan
 
 Make = Callable[..., Session]
 """`make(prompt, **options of Session)` opens a session of the tiny model."""
+FOUR = (1000.0, 750.0, 500.0, 250.0)
 DEFAULTS = ModelDefaults(
     frame_size=(32, 32),
     fps=16,
     stride=VaeStride(time=4, space=8),
     frame_block=3,
-    timesteps=(1000.0, 750.0, 500.0, 250.0),
+    timesteps=FOUR,
     shift=5.0,
 )
 
@@ -51,6 +52,18 @@ def tiny_model(
             if parameter.dim() > 1:
                 parameter.mul_(1.5)  # so that prompts, history and memories show in the result
     return Model(name="tiny", hashed=lambda: "0" * 64, dit=dit, text=text, vae=vae, defaults=DEFAULTS)
+
+
+FIVE = (1000.0, 800.0, 600.0, 400.0, 200.0)
+PASTS: Mapping[str, Mapping[str, Any]] = {
+    "recomputed": {"window": 6, "sink": 1, "positions": "absolute", "past_weight": 0.3},
+    "rolling": {"window": 24, "sink": 3, "timesteps": FIVE},
+    "shots": {"window": 12, "sink": 3, "positions": "absolute", "sampler": "unipc", "timesteps": FOUR},
+}
+
+
+def with_past(model: Model, past: str) -> Model:
+    return replace(model, defaults=replace(model.defaults, past=past, **PASTS.get(past, {})))
 
 
 def well_read_model() -> Model:

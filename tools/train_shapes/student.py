@@ -27,8 +27,7 @@ from strobe.models.text.words import WordEncoder
 from strobe.models.vae.tiny import TinyVAE
 from strobe.models.wan.dit import CausalWan
 from strobe.models.wan.flow import add_noise, shifted_sigma, to_x0
-from strobe.models.wan.layers import rotate_temporal
-from strobe.models.wan.transformer import Modulation, TextKV
+from strobe.models.wan.layers import Modulation, TextKV, rotate_temporal
 from train_shapes.clips import draw_scenes
 from train_shapes.state import Progress, Trainer
 from train_shapes.teacher import POLICIES, compile_for_training

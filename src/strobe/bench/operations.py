@@ -39,8 +39,7 @@ from strobe.models.vae.tiny import TinyVAE, TinyVAEConfig
 from strobe.models.vae.wan.autoencoder import WanVAE
 from strobe.models.wan.dit import CausalWan
 from strobe.models.wan.flow import add_noise, to_x0
-from strobe.models.wan.layers import WanLayer, add_gated, modulate
-from strobe.models.wan.transformer import Modulation, TextKV, distinct_rows
+from strobe.models.wan.layers import Modulation, TextKV, WanLayer, add_gated, distinct_rows, modulate
 from strobe.perf.analysis.runs.breakdown import (
     CACHE,
     DECODER,
@@ -119,7 +118,7 @@ _SECTIONS: Final = {
 def rows_of_text(model: Model, prompts: Sequence[str], config: ResolvedConfig) -> int | None:
     """Return the rows that a pass attends under the longest of some prompts; None: all of a text.
 
-    Fused kernels attend the distinct ones (`strobe.models.wan.transformer`).
+    Fused kernels attend the distinct ones (`strobe.models.wan.layers`).
     """
     if not config.knobs.fused_kernels:
         return None

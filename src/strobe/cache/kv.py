@@ -616,12 +616,6 @@ class RingCache(SlotRing[RingStep]):
         if tiles is not None:
             self._rows = TokenRows(tokens, device, (self._tiled_from, rows, tiles.rows))
 
-    @property
-    def num_bytes(self) -> int:
-        """Memory of keys, values, the canonical sink keys and coarse keys, bytes."""
-        coarse = 0 if self._tiled is None else self._tiled.means.nbytes
-        return coarse + sum(tensor.nbytes for tensor in self._held())
-
     def at(self, first_frame: int, num_frames: int) -> RingStep:
         again = first_frame < self._end
         self._open(first_frame, first_frame + num_frames)

@@ -77,11 +77,6 @@ class QuantizedRing(SlotRing[QuantizedStep]):
         )
         self.full = torch.zeros((2, *rows[1:]), device=device, dtype=dtype)  # [2, B, R, H, D], of the layer at work
 
-    @property
-    def num_bytes(self) -> int:
-        """Memory of keys and values, scales, the canonical sink keys and the buffer that all layers share, bytes."""
-        return self.values.nbytes + self.scales.nbytes + self._sink.num_bytes + self.full.nbytes
-
     def _copies(self) -> tuple[Tensor, Tensor, Tensor]:
         """Copy as int8 `[..., D + 4]`, the bytes of each row and then of its scale."""
         keys, values = (_packed(Quantized(self.values[index], self.scales[index])) for index in range(2))
@@ -115,7 +110,7 @@ class QuantizedRing(SlotRing[QuantizedStep]):
 
 
 def ring_bytes(shape: CacheShape, policy: RingPolicy, dtype: torch.dtype) -> int:
-    """Predict `QuantizedRing.num_bytes`, before anything is allocated."""
+    """Return the bytes of a `QuantizedRing`: keys, values, scales, the sink keys' own copy and the buffer that layers share."""
     token = shape.batch * shape.tokens_per_frame * shape.num_heads
     stored = shape.num_layers * (2 * policy.window + policy.sink) * token * (shape.head_dim + SCALE_BYTES)
     return stored + 2 * policy.window * token * shape.head_dim * dtype.itemsize
@@ -231,11 +226,6 @@ class EightBitRing(SlotRing[EightBitStep]):
         turns = 0 if self._rotate is None else policy.sink
         self.sink_keys = torch.zeros(shape.buffer(turns), device=device, dtype=dtype)  # at their own positions
 
-    @property
-    def num_bytes(self) -> int:
-        """Memory of keys and values, means and scales, and the copy of the sink keys, bytes."""
-        return sum(tensor.nbytes for tensor in self._held())
-
     def layer(self, layer: int) -> RoundedKeys:
         """Return all rows of a layer."""
         return _each(self._kept, lambda tensor: tensor[layer])
@@ -288,7 +278,7 @@ class EightBitRing(SlotRing[EightBitStep]):
 
 
 def eightbit_ring_bytes(shape: CacheShape, policy: RingPolicy, dtype: torch.dtype, positions: Positions) -> int:
-    """Predict `EightBitRing.num_bytes`, before anything is allocated."""
+    """Return the bytes of an `EightBitRing`: keys, values, means, scales and the sink keys' own copy."""
     heads, rows = shape.num_layers * shape.batch * shape.num_heads, policy.window * shape.tokens_per_frame
     turned = policy.sink * shape.tokens_per_frame if positions == "rebased" else 0
     held = shape.head_dim * (rows + padded(rows) + 3 * torch.float32.itemsize + turned * dtype.itemsize) + torch.float32.itemsize

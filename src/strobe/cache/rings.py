@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -10,7 +11,6 @@ from torch import Tensor
 from strobe.cache.kv import (
     CacheShape,
     CacheState,
-    Positions,
     RingCache,
     RingStep,
     Rotate,
@@ -65,11 +65,6 @@ class RollingCache(SlotRing[_RollingStep]):
         self._turned: dict[int, tuple[int, Tensor]] = {}  # by layer: the shift, and the sink keys turned by it
         self._global_end = torch.zeros(self.shape.num_layers, dtype=torch.int64, device=device)
         self._local_end = torch.zeros_like(self._global_end)
-
-    @property
-    def num_bytes(self) -> int:
-        """Memory of keys and values, and of rotated sink keys if there are any, without the clones of a pass, bytes."""
-        return self.keys.nbytes + self.values.nbytes + sum(turned.nbytes for _, turned in self._turned.values())
 
     def write(self, layer: int, k: Tensor, v: Tensor, *, end: int, keep_sink: bool) -> tuple[Tensor, Tensor]:
         """Store one layer's new keys and values that end before frame `end`; return the attended ones."""
@@ -207,21 +202,12 @@ class AheadRing(RingCache):
     at d8d4693.
     """
 
-    def __init__(
-        self,
-        shape: CacheShape,
-        policy: RingPolicy,
-        *,
-        device: torch.device,
-        dtype: torch.dtype,
-        positions: Positions = "absolute",
-        rotate: Rotate | None = None,
-    ) -> None:
-        super().__init__(shape, policy, device=device, dtype=dtype)
+    def __init__(self, shape: CacheShape, policy: RingPolicy, *, rotate: Rotate | None = None, **form: Any) -> None:
+        super().__init__(shape, policy, **(form | {"positions": "absolute"}))
         if policy.sink and rotate is None:
             raise ConfigError("a sink that moves along needs `rotate`, the temporal RoPE rotation of the model")
         self._turn = rotate
-        self._seen = TokenRows(shape.tokens_per_frame, device)
+        self._seen = TokenRows(shape.tokens_per_frame, self.keys.device)
 
     def finish(self, first_frame: int, num_frames: int) -> RingStep | _LocalStep:
         """Open the next finished frames: they see the frames that fit behind the sink, itself only where it is one of those."""
@@ -270,11 +256,6 @@ class ShotRing:
     def end(self) -> int:
         """Frame number after the last frame written."""
         return self._ring.end
-
-    @property
-    def num_bytes(self) -> int:
-        """Memory of the ring, bytes."""
-        return self._ring.num_bytes
 
     def at(self, first_frame: int, num_frames: int, *, cut: bool = False) -> RingStep | QuantizedStep:
         """Open the frames of the next frame block, or the last ones again, which may begin a shot then or no longer.

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from strobe.cache.kv import CacheStep
 from strobe.core.device import upload
-from strobe.core.spans import COMMIT, DENOISE_STEP, RENOISE, span
+from strobe.core.spans import DENOISE_STEP, RENOISE, span
 from strobe.engine.config import NoiseSchedule
 from strobe.engine.prompts import Blend
 from strobe.engine.transformer import TextContext, Transformer
@@ -115,12 +115,6 @@ def _combined(factors: Sequence[float], tensors: Sequence[Tensor]) -> Tensor:
     """Add tensors times factors in float64; the result is float32."""
     parts = [factor * tensor.double() for factor, tensor in zip(factors, tensors, strict=True)]
     return torch.stack(parts).sum(0).float()
-
-
-def commit(dit: Transformer, latents: Tensor, text: TextContext, cache: CacheStep) -> None:
-    """Write the keys and values of finished latents [B, F, C, Y, X] into the cache, in one pass at timestep 0."""
-    with span(COMMIT):
-        dit.write(latents, text, cache)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

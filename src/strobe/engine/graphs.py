@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import cache, partial
-from typing import Any, Final, Literal, Self
+from typing import Final, Literal, Self
 
 import torch
 from torch import Tensor
@@ -21,7 +21,7 @@ from torch import Tensor
 from strobe.cache.kv import CacheStep
 from strobe.core.errors import StrobeError
 from strobe.core.spans import DIT_FORWARD, silenced, span
-from strobe.models.wan.transformer import Modulation, TextKV
+from strobe.models.wan.layers import Modulation, TextKV
 
 Mode = Literal["flow", "write"]
 """What a pass is for: the flow of noisy latents, or keys and values of clean ones (a commit, or a recache over the window)."""
@@ -41,16 +41,6 @@ def capture_stream(device: torch.device) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)
 
 
-def end_capture(device: torch.device, pool_id: Any) -> None:
-    """Release a pool after a failed capture; torch before 2.12 leaves it in use, with all later allocations of the thread.
-
-    Under the same `CAPTURES` as the capture: until then torch takes it to be under way.
-    """
-    with suppress(RuntimeError):  # later ones did it
-        torch._C._cuda_endAllocateToPool(device.index, pool_id)
-        torch._C._cuda_releasePool(device.index, pool_id)
-
-
 Replaying = Callable[[], AbstractContextManager[None]]
 """What is done around a replay, such as giving its messages a deadline."""
 PassInputs = tuple[Tensor, Modulation, TextKV, Tensor]
@@ -61,11 +51,6 @@ Body = Callable[[Tensor, Modulation, TextKV, Tensor, CacheStep], Tensor | None]
 
 class Runner:
     """A way to run the passes of one stream; this one runs each anew, launch by launch."""
-
-    @property
-    def num_bytes(self) -> int:
-        """Memory of static inputs, bytes."""
-        return 0
 
     def run(
         self, mode: Mode, body: Body, inputs: PassInputs, step: CacheStep, replaying: Replaying = nullcontext
@@ -245,7 +230,9 @@ class CudaGraphs(Recorded):
                 out = call()
         except RuntimeError as error:
             torch.cuda.set_stream(here)  # torch leaves it where the capture failed
-            end_capture(self._device, self._pool)
+            with suppress(RuntimeError):  # torch before 2.12 leaves the pool in use, with all later allocations of the thread
+                torch._C._cuda_endAllocateToPool(self._device.index, self._pool)
+                torch._C._cuda_releasePool(self._device.index, self._pool)
             what = str(error.__context__ or error).partition("\n")[0]
             raise StrobeError(f"a pass cannot be captured as a CUDA graph: {what}; turn knob cuda_graphs off") from error
         return graph, out

@@ -282,17 +282,8 @@ def _shapes_parts(name: str, frame_size: tuple[int, int] | None) -> ModelParts:
     return ModelParts(dit=dit, vae=vae, defaults=shapes_defaults())
 
 
-SHAPES: Final = Family(
-    models=("shapes",),
-    load=_shapes,
-    parts=_shapes_parts,
-    reads=parse,
-)
-WAN: Final = Family(
-    models=(*SIZES, *SHORT),
-    load=_named_wan,
-    parts=_wan_parts,
-)
+SHAPES: Final = Family(models=("shapes",), load=_shapes, parts=_shapes_parts, reads=parse)
+WAN: Final = Family(models=(*SIZES, *SHORT), load=_named_wan, parts=_wan_parts)
 OURS: Final = (SHAPES, WAN)
 
 

@@ -26,8 +26,8 @@ from strobe.models.vae.kernels.api import unavailable
 from strobe.models.vae.stream import predict_state_bytes
 from strobe.models.vae.tiny import TinyVAE
 from strobe.models.vae.wan.autoencoder import WanVAE
+from strobe.models.wan import CausalWan
 from strobe.models.wan.config import WanConfig
-from strobe.models.wan.transformer import CausalTransformer
 
 CACHED: Final = "keys and values"
 WEIGHTS: Final = ("transformer weights", "autoencoder weights")
@@ -136,7 +136,7 @@ def free_bytes(device: torch.device) -> int | None:
     return torch.cuda.mem_get_info(device)[0] + unused
 
 
-def _weights(dit: CausalTransformer, config: ResolvedConfig) -> int:
+def _weights(dit: CausalWan, config: ResolvedConfig) -> int:
     """Return the bytes of the transformer; eight-bit linear layers take a byte per weight and a float32 scale per output."""
     num_bytes = sum(parameter.numel() for parameter in dit.parameters()) * config.dtype.itemsize
     for layer in dit.layers if config.linear_format != "native" else ():

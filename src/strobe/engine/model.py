@@ -14,8 +14,8 @@ from strobe.engine.prompts import TextEncoder
 from strobe.engine.resolve import ResolvedConfig
 from strobe.engine.transformer import Transformer
 from strobe.models.lora import Lora
+from strobe.models.wan import CausalWan
 from strobe.models.wan.config import WanConfig
-from strobe.models.wan.transformer import CausalTransformer
 
 
 class PreparedModel:
@@ -105,7 +105,7 @@ class ModelParts:
         loras: updates of the transformer.
     """
 
-    dit: CausalTransformer
+    dit: CausalWan
     vae: VideoVAE
     defaults: ModelDefaults
     loras: tuple[Lora, ...] = ()

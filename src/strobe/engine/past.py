@@ -10,9 +10,9 @@ from torch import Tensor
 
 from strobe.cache.kv import CacheStep, KVCache
 from strobe.cache.rings import AheadRing, ShotRing
-from strobe.core.spans import DENOISE_STEP, KV_OPEN, RECACHE, RENOISE, span
+from strobe.core.spans import COMMIT, DENOISE_STEP, KV_OPEN, RECACHE, RENOISE, span
 from strobe.engine.decode import FrameDecoder
-from strobe.engine.denoise import BlendedText, BlockNoise, commit, denoise
+from strobe.engine.denoise import BlendedText, BlockNoise, denoise
 from strobe.engine.resolve import ResolvedConfig
 from strobe.engine.snapshot import StreamState
 from strobe.engine.start import noised
@@ -68,9 +68,10 @@ class KeptPast:
         return denoise(dit, *noised(draw(index), self._config, given), text, self._step, ask), None
 
     def close(self, dit: Transformer, text: TextContext, latents: Tensor) -> None:
-        """Take in the clean latents of a frame block."""
+        """Take in the clean latents of a frame block, in one pass at timestep 0."""
         assert self._step is not None
-        commit(dit, latents, text, self._step)
+        with span(COMMIT):
+            dit.write(latents, text, self._step)
 
     def renew(self, dit: Transformer, text: TextContext, end: int, state: StreamState) -> None:
         """Derive what is kept of the frames before `end` again, under another text or with other weights."""
@@ -209,8 +210,8 @@ class RollingPast(KeptPast):
 
     def close(self, dit: Transformer, text: TextContext, latents: Tensor) -> None:
         with span(KV_OPEN):
-            step = self._ring.finish(self._cache.end, latents.shape[1])
-        commit(dit, latents, text, step)
+            self._step = self._ring.finish(self._cache.end, latents.shape[1])
+        super().close(dit, text, latents)
 
     def _passes(self, dit: Transformer, text: TextContext, frames: range, latents: Tensor, made: Tensor) -> None:
         number = len(self._config.schedule.timesteps)

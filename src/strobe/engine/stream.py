@@ -314,16 +314,9 @@ class Stream:
             self._half_way = before
             raise SessionError(f"this snapshot contradicts itself: {error}; take it again, or restore another one") from error
         self._decoding = None  # nobody waits for what was being made
-        self.state = replace(
-            state,
-            undelivered=None,
-            history=state.history.to(device),
-            blend=state.blend and state.blend.to(device),
-            decoder=decoder,
-            ahead=None if state.ahead is None else state.ahead.to(device),
-            ends=None if state.ends is None else state.ends.to(device),
-            start=None if state.start is None else state.start.to(device),
-        )
+        held = {name: getattr(state, name) for name in ("history", "blend", "ahead", "ends", "start")}
+        moved = {name: each.to(device) for name, each in held.items() if each is not None}
+        self.state = replace(state, undelivered=None, decoder=decoder, **moved)
         self._ready = None
         if state.undelivered is not None:
             index, samples = state.next_block - 1, state.undelivered.cpu().clone()

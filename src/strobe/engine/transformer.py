@@ -25,9 +25,9 @@ from strobe.engine.graphs import CudaGraphs, Mode, Replaying, Runner
 from strobe.engine.resolve import ResolvedConfig
 from strobe.models.checkpoint import on_meta
 from strobe.models.lora import Lora, attach, merge, updated
-from strobe.models.wan.layers import device_table, rope_table
+from strobe.models.wan import CausalWan
+from strobe.models.wan.layers import Modulation, TextKV, device_table, rope_table
 from strobe.models.wan.linears import EightBitLinear, Fp8Linear, Int8Linear
-from strobe.models.wan.transformer import CausalTransformer, Modulation, TextKV
 
 QKV: Final = ("q", "k", "v")
 LINEARS: Final = ("self_attn.q", "self_attn.k", "self_attn.v", "self_attn.o", "cross_attn.q", "cross_attn.o", "ffn.0", "ffn.2")
@@ -36,7 +36,7 @@ or run once per prompt."""
 
 
 @torch.no_grad()
-def quantize_linears(dit: CausalTransformer, config: ResolvedConfig) -> None:
+def quantize_linears(dit: CausalWan, config: ResolvedConfig) -> None:
     """Replace linear layers of a prepared transformer by eight-bit ones, as `linear_format` and `simulate` say.
 
     Fused Q, K and V are one layer, of which theirs are parts. Call it once; see `requantize_linears` for other weights.
@@ -67,7 +67,7 @@ def quantize_linears(dit: CausalTransformer, config: ResolvedConfig) -> None:
 
 
 @torch.no_grad()
-def requantize_linears(dit: CausalTransformer, base: CausalTransformer, loras: Sequence[Lora]) -> None:
+def requantize_linears(dit: CausalWan, base: CausalWan, loras: Sequence[Lora]) -> None:
     """Make the weights of a quantised transformer those of `base` with LoRAs merged in, or without any; addresses stay.
 
     The result is that of merging, then quantising: it does not depend on what was merged before.
@@ -90,7 +90,7 @@ def requantize_linears(dit: CausalTransformer, base: CausalTransformer, loras: S
             layer.bias.copy_(torch.cat([value(f"{part}.bias") for part in _parts(name)]))
 
 
-def _place(dit: CausalTransformer, name: str, layer: EightBitLinear) -> None:
+def _place(dit: CausalWan, name: str, layer: EightBitLinear) -> None:
     dit.set_submodule(name, layer)
     home, _, own = name.rpartition(".")
     if own != "fused":
@@ -101,7 +101,7 @@ def _place(dit: CausalTransformer, name: str, layer: EightBitLinear) -> None:
     dit.set_submodule(f"{home}.fused_kv", layer.part(dim, len(QKV) * dim))
 
 
-def _held(dit: CausalTransformer) -> Iterator[tuple[str, EightBitLinear]]:
+def _held(dit: CausalWan) -> Iterator[tuple[str, EightBitLinear]]:
     """List the eight-bit layers that are not part of another one."""
     found = {name: module for name, module in dit.named_modules() if isinstance(module, EightBitLinear)}
     homes = {name.removesuffix(".fused") for name in found if name.endswith(".fused")}
@@ -149,7 +149,7 @@ class Transformer:
         WeightsError: a LoRA is not one of this model's.
     """
 
-    def __init__(self, dit: CausalTransformer, config: ResolvedConfig, block_tokens: int, loras: Sequence[Lora] = ()) -> None:
+    def __init__(self, dit: CausalWan, config: ResolvedConfig, block_tokens: int, loras: Sequence[Lora] = ()) -> None:
         if config.device.type == "cuda":
             forgo_cublaslt_workspace()
         self.knobs = config.knobs
@@ -282,7 +282,7 @@ class Transformer:
         return held[1]
 
 
-def copied(dit: CausalTransformer, device: torch.device, dtype: torch.dtype) -> CausalTransformer:
+def copied(dit: CausalWan, device: torch.device, dtype: torch.dtype) -> CausalWan:
     """Copy a transformer to a device and dtype, tensor by tensor, so that no second copy of the original is ever held."""
     with on_meta():
         copy = type(dit)(dit.config)

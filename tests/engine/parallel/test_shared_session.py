@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 import shared_model
+from ring_frames import stored_bytes
 from shared_model import SWITCHES, Told, six_heads, stream, tell
 from strobe.attention.tree import CollectiveError
 from strobe.bench.processes import run_swept
-from strobe.cache.kv import RingCache
 from strobe.core.errors import SessionError
 from strobe.core.tolerances import tolerance
 from strobe.engine.config import EngineConfig
@@ -181,9 +181,7 @@ def test_what_a_rank_will_hold_is_predicted(ranks: Ranks, model: Model) -> None:
             share, cache = session._stream.share, session._stream._cache
             assert share is not None and isinstance(cache, SharedCache)
             (parts,) = predict_ranks(model, session.config, [share.layout])
-            held = cache._cache
-            assert isinstance(held, RingCache)
-            return parts, held.num_bytes
+            return parts, stored_bytes(cache._cache)
 
     alone = predict(model, resolve(CONFIG, model.defaults, torch.device("cpu")))
     found = ranks(4, work)

@@ -21,14 +21,15 @@ from strobe.models.wan.flow import add_noise, shifted_sigma, to_x0
 from strobe.models.wan.layers import (
     CrossAttention,
     RMSNorm,
+    TextKV,
     add_gated,
     device_table,
+    distinct_rows,
     modulate,
     rope_table,
     rotate,
     rotate_temporal,
 )
-from strobe.models.wan.transformer import TextKV, distinct_rows
 
 ELEMENT = tolerance("element", "float32")
 

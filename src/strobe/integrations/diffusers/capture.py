@@ -19,7 +19,7 @@ from strobe.core.errors import ConfigError
 from strobe.integrations.diffusers.families import Facts, Layer, TransformerFamily, find_transformers
 from strobe.integrations.diffusers.forward import name_of, numbers_of, step_of
 from strobe.models.captured import CapturedCall, Operands, write_calls
-from strobe.models.wan.transformer import CausalTransformer
+from strobe.models.wan import CausalWan
 
 _NAMES: Final = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
 _USUAL: Final = {"dropout_p": 0.0, "is_causal": False, "scale": None, "enable_gqa": False}
@@ -55,7 +55,7 @@ def capture(
     """
     if not dtype.is_floating_point:
         raise ConfigError(f"capture: got dtype={dtype}, expected one of floating point")
-    if isinstance(pipe, CausalTransformer) or type(pipe).__module__.startswith("strobe.engine."):
+    if isinstance(pipe, CausalWan) or type(pipe).__module__.startswith("strobe.engine."):
         raise ConfigError(
             f"capture: got a {type(pipe).__name__} of strobe, whose frame blocks attend to a longer past; a call in the file has "
             "one grid for queries and keys; capture a pipeline of diffusers"

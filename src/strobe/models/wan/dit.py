@@ -8,13 +8,21 @@ from torch import Tensor, nn
 
 from strobe.cache.kv import CacheStep
 from strobe.core.errors import ShapeError
-from strobe.core.shapes import TokenGrid
+from strobe.core.shapes import LatentShape, TokenGrid
 from strobe.core.spans import DIT_FORWARD, HEAD, PATCH_EMBEDDING, span
 from strobe.models.wan.config import WanConfig
 from strobe.models.wan.fused import FusedPass
 from strobe.models.wan.kernels.api import KernelImpl, check_impl
-from strobe.models.wan.layers import WanLayer, device_table, modulate, random_modulation, rope_table
-from strobe.models.wan.transformer import CausalTransformer, Modulation, TextKV, distinct_rows
+from strobe.models.wan.layers import (
+    Modulation,
+    TextKV,
+    WanLayer,
+    device_table,
+    distinct_rows,
+    modulate,
+    random_modulation,
+    rope_table,
+)
 
 
 class OutputHead(nn.Module):
@@ -34,17 +42,21 @@ def sinusoid(timesteps: Tensor, dim: int) -> Tensor:
     return torch.cat((angles.cos(), angles.sin()), dim=-1)
 
 
-class CausalWan(CausalTransformer):
+class CausalWan(nn.Module):
     """Causal Wan2.1 text-to-video transformer, predicting the flow `v = noise - x0` of a frame block.
 
     Attention inside the block is bidirectional; what it sees of earlier frames is what the cache returns.
     Parameter names follow the original Wan checkpoint.
 
+    Args:
+        config: sizes; rotations of positions follow from them as in `strobe.models.wan.layers`.
+
     Source: Wan2.1 (2025); Self-Forcing (Huang et al. 2025) for the causal use.
     """
 
     def __init__(self, config: WanConfig) -> None:
-        super().__init__(config)
+        super().__init__()
+        self.config = config
         dim = config.dim
         self.patch_embedding = nn.Conv3d(config.latent_channels, dim, (1, *config.patch), stride=(1, *config.patch))
         self.text_embedding = nn.Sequential(nn.Linear(config.text_dim, dim), nn.GELU(approximate="tanh"), nn.Linear(dim, dim))
@@ -71,6 +83,7 @@ class CausalWan(CausalTransformer):
         return self.layers[0].self_attn.fused is not None
 
     def fuse_qkv(self) -> None:
+        """Join Q, K and V of every layer into one matrix, for inference."""
         for layer in self.layers:
             layer.self_attn.fuse()
 
@@ -90,15 +103,29 @@ class CausalWan(CausalTransformer):
         check_impl(impl, self.device)
         self.kernels = impl
 
+    def grid(self, latents: Tensor) -> TokenGrid:
+        """Return the token grid of latents `[B, F, C, Y, X]`."""
+        if latents.dim() != 5 or latents.shape[2] != self.config.latent_channels:
+            raise ShapeError(f"latents: got shape {tuple(latents.shape)}, expected [B, F, {self.config.latent_channels}, Y, X]")
+        _, frames, channels, height, width = latents.shape
+        return LatentShape(frames=frames, channels=channels, height=height, width=width).token_grid(self.config.patch)
+
     def rope(self, positions: tuple[int, ...], grid: TokenGrid) -> Tensor:
+        """Compute the rotations of one frame block whose frames stand at `positions` in time."""
         rotations = rope_table(self.config, positions, grid.height, grid.width)
         return device_table(rotations, self.dtype, self.device)
 
     def compile_pieces(self, block_tokens: int) -> None:
+        """Compile what lies between attention calls, for passes of so many tokens."""
         for layer in self.layers:
             layer.compile_pieces(block_tokens)
 
     def embed_text(self, text: Tensor) -> Tensor:
+        """Embed text `[B, L, text_dim]` to `[B, text_len, dim]`; padding rows are zeros before the embedding and are attended.
+
+        Raises:
+            ShapeError: more tokens, or tokens of another width, than the model was made for.
+        """
         out: Tensor = self.text_embedding(self._padded(text))
         return out
 
@@ -109,12 +136,14 @@ class CausalWan(CausalTransformer):
         return F.pad(text, (0, 0, 0, padding)).to(self.dtype)
 
     def text_kv(self, text: Tensor) -> TextKV:
+        """Compute keys and values of a prompt for every layer; text is `[B, L, text_dim]`."""
         padded = self._padded(text)
         embedded = self.text_embedding(padded)
         layers = tuple(layer.cross_attn.keys_values(embedded) for layer in self.layers)
         return TextKV(layers=layers, distinct=distinct_rows(padded))
 
     def modulation(self, timesteps: Tensor) -> Modulation:
+        """Compute the modulation of all layers for timesteps `[B or 1, F or 1]` in [0, 1000]."""
         e = self.time_embedding(sinusoid(timesteps, self.config.freq_dim).to(self.dtype))  # [B, F, dim]
         e0 = self.time_projection(e).unflatten(-1, (6, -1))  # [B, F, 6, dim]
         layers = torch.stack([e0 + layer.modulation.unsqueeze(0) for layer in self.layers])
@@ -154,6 +183,19 @@ class CausalWan(CausalTransformer):
         kv: CacheStep | None = None,
         mask: Tensor | None = None,
     ) -> Tensor:
+        """Run one pass: predict the flow of a frame block, and store its keys and values.
+
+        Args:
+            latents: noisy (or, in a commit pass, clean) latents `[B, F, C, Y, X]`.
+            modulation: rows of the timesteps of this pass.
+            text: the prompt's keys and values.
+            rope: rotations of this block's tokens.
+            kv: where keys and values go and what is attended; None attends to this pass's own tokens.
+            mask: `[S, S]`, True = attend; the training path, which has no cache.
+
+        Returns:
+            flow `[B, F, C, Y, X]`.
+        """
         grid = self.grid(latents)
         with span(PATCH_EMBEDDING):
             x = self.patchify(latents)

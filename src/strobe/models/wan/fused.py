@@ -45,9 +45,8 @@ from strobe.models.wan.kernels.api import (
     rms_norm,
     text_attention,
 )
-from strobe.models.wan.layers import SelfAttention, WanLayer
+from strobe.models.wan.layers import SelfAttention, TextKV, WanLayer
 from strobe.models.wan.linears import Fp8Linear
-from strobe.models.wan.transformer import TextKV
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
