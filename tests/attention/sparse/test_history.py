@@ -165,11 +165,7 @@ def test_what_does_not_fit_is_refused(change: dict[str, Any], error: type[Except
 
 @pytest.mark.parametrize(
     ("device", "cases"),
-    [
-        ("cpu", ["two"]),
-        pytest.param("cpu", [], marks=pytest.mark.rest),
-        pytest.param("cuda", [], marks=pytest.mark.gpu),
-    ],
+    [("cpu", ["two"]), pytest.param("cpu", [], marks=pytest.mark.rest), pytest.param("cuda", [], marks=pytest.mark.gpu)],
     ids=["two", "cpu", "cuda"],
 )
 @needs_triton
