@@ -8,6 +8,7 @@ A process of its own, because the interpreter must be chosen before Triton is im
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
@@ -30,6 +31,58 @@ def tiles_of(grid: tuple[int, ...], steps: tuple[int, ...]) -> list[list[int]]:
     for token, place in enumerate(product(*map(range, grid))):
         found.setdefault(tuple(at // step for at, step in zip(place, steps, strict=True)), []).append(token)
     return [found[key] for key in sorted(found)]
+
+
+Choice = Callable[[int, list[float]], Collection[int]]
+"""The tiles that a query tile sees, from its number and the scores of all tiles."""
+
+
+def by_definition(
+    operands: Sequence[Tensor],
+    tiles: list[list[int]],
+    kv_tiles: list[list[int]],
+    choose: Choice,
+    *,
+    gate: Tensor | None = None,
+    pooled: bool = False,
+    beside: Sequence[Tensor] | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Out, lse and counts of chosen tiles, one tile at a time; nothing shared with the package.
+
+    Args:
+        pooled: a tile that is not chosen is one key, its mean, with the weight of its tokens.
+        beside: keys and values that every query sees besides.
+    """
+    q, scale = operands[0], operands[0].shape[3] ** -0.5
+    group = q.shape[2] // operands[1].shape[2]
+    out, lse = torch.zeros_like(q), torch.zeros(q.shape[0], q.shape[2], q.shape[1], dtype=q.dtype)
+    counts = torch.zeros(q.shape[0], q.shape[2], len(tiles), dtype=torch.int32)
+    for b, h, i in product(range(q.shape[0]), range(q.shape[2]), range(len(tiles))):
+        queries, (keys, values) = q[b, tiles[i], h], (each[b, :, h // group] for each in operands[1:])
+        k_means, v_means = (torch.stack([each[tile].mean(dim=0) for tile in kv_tiles]) for each in (keys, values))
+        scores = k_means @ queries.mean(dim=0) * scale
+        taken = choose(i, scores.tolist())
+        seen = [token for j in taken for token in kv_tiles[j]]
+        logits, summed = queries @ keys[seen].T * scale, values[seen]
+        if pooled:
+            rest = [j for j in range(len(kv_tiles)) if j not in taken]
+            weights = torch.tensor([len(kv_tiles[j]) for j in rest], dtype=q.dtype).log()
+            logits = torch.cat([logits, queries @ k_means[rest].T * scale + weights], dim=1)
+            summed = torch.cat([summed, v_means[rest]])
+        if beside is not None:
+            near_keys, near_values = (each[b, :, h // group] for each in beside)
+            logits = torch.cat([logits, queries @ near_keys.T * scale], dim=1)
+            summed = torch.cat([summed, near_values])
+        out[b, tiles[i], h], lse[b, h, tiles[i]] = torch.softmax(logits, dim=-1) @ summed, logits.logsumexp(-1)
+        if gate is not None:
+            out[b, tiles[i], h] += gate[b, tiles[i], h] * (torch.softmax(scores, dim=-1) @ v_means)
+        counts[b, h, i] = len(taken)
+    return out, lse, counts
+
+
+def highest(number: int, scores: list[float]) -> list[int]:
+    """The tiles of highest score, ties to the lowest number."""
+    return sorted(sorted(range(len(scores)), key=lambda j: (-scores[j], j))[:number])
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,12 +5,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
 
 from strobe.attention.tree import KVShards, Mask, tree_attention
 from strobe.attention.tree.impl.reference import reference
@@ -30,7 +32,13 @@ PATIENT_S = 300.0
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One call on some ranks; the layouts in `memory` are assigned to ranks in turn."""
+    """One call on some ranks; the layouts in `memory` are assigned to ranks in turn.
+
+    Args:
+        columns: the ranks are a mesh of so many columns, each of which has a share of the heads.
+        kv_placement: `heads`: every row of the mesh has one buffer, and each of its ranks the heads of its column.
+        tells_shards: False: the call is not told the layout of the keys.
+    """
 
     shards: KVShards
     heads: int = 4
@@ -47,10 +55,13 @@ class Case:
     spare: int = 0
     memory: tuple[Memory, ...] = ("rows",)
     seed: int = 0
+    columns: int = 1
+    kv_placement: str = "sequence"
+    tells_shards: bool = True
 
     @property
     def num_ranks(self) -> int:
-        return len(self.shards.ranks)
+        return len(self.shards.ranks) * (self.columns if self.kv_placement == "heads" else 1)
 
     @property
     def q_len(self) -> int:
@@ -58,7 +69,7 @@ class Case:
 
     @property
     def rows(self) -> list[tuple[int, int]]:
-        if self.q_placement == "replicated":
+        if self.q_placement != "sequence":
             return list(split(self.q_len, self.num_ranks))
         stops = list(accumulate(self.q_lengths, initial=0))
         return list(pairwise(stops))
@@ -83,7 +94,8 @@ class Case:
         """Return q, k and v of a rank, in its memory layout."""
         q, ks, vs = self.draw()
         memory = self.memory[rank % len(self.memory)]
-        return [laid_out(each.to(device), memory) for each in (self.of_rank(rank, q, self.q_placement), ks[rank], vs[rank])]
+        own = self.of_rank(rank, q, self.q_placement), *(self.buffer(rank, each) for each in (ks, vs))
+        return [laid_out(each.to(device), memory) for each in own]
 
     def d_outputs(self) -> tuple[Tensor, Tensor]:
         """Draw gradients of the whole out and of its lse, `[B, S, H, Dv]` and `[B, S, H]`."""
@@ -92,8 +104,12 @@ class Case:
         return d_out.to(self.dtype), torch.randn(2, self.q_len, self.heads, generator=generator)
 
     def arguments(self) -> dict[str, Any]:
+        mesh: dict[str, Any] = {}
+        if self.columns > 1:
+            size = (self.num_ranks // self.columns, self.columns)
+            mesh["mesh"] = init_device_mesh("cpu", size, mesh_dim_names=("tree", "heads"))
         return {
-            "shards": self.shards,
+            "shards": self.shards if self.tells_shards else None,
             "strategy": self.strategy,
             "q_placement": self.q_placement,
             "out_placement": self.out_placement,
@@ -103,14 +119,29 @@ class Case:
             "sinks": self.mask.sinks,
             "q_start": self.mask.q_start if self.mask.hides else None,
             "return_lse": True,
+            "kv_placement": self.kv_placement,
+            **mesh,
         }
 
     def of_rank(self, rank: int, whole: Tensor, placement: str) -> Tensor:
-        """Return a rank's share of `[B, S, H, ...]`."""
+        """Return a rank's share of `[B, S, H, ...]`: its rows, or the heads of its column."""
         if placement == "replicated":
             return whole
-        dim, (start, stop) = (1, self.rows[rank]) if placement == "sequence" else (2, split(self.heads, self.num_ranks)[rank])
-        return whole.narrow(dim, start, stop - start)
+        if placement == "sequence":
+            return whole[:, slice(*self.rows[rank])]
+        return whole.tensor_split(self.columns, dim=2)[rank % self.columns]
+
+    def buffer(self, rank: int, buffers: Sequence[Tensor]) -> Tensor:
+        """Return what a rank has of the keys or values, or of their gradients."""
+        heads = self.kv_placement == "heads"
+        return self.of_rank(rank, buffers[rank // self.columns if heads else rank], "heads" if heads else "replicated")
+
+    def result(self, rank: int, whole: Tensor) -> Tensor:
+        """Return a rank's share of the result: with heads, those of its column shared out among the rows of the mesh."""
+        mine = self.of_rank(rank, whole, self.out_placement)
+        if self.out_placement != "heads":
+            return mine
+        return mine[:, :, slice(*split(mine.shape[2], self.num_ranks // self.columns)[rank // self.columns])]
 
 
 def laid_out(tensor: Tensor, memory: Memory) -> Tensor:
@@ -131,7 +162,7 @@ def differentiate(rank: int, case: Case, device: str | torch.device = "cpu") -> 
     memory = case.memory[rank % len(case.memory)]
     leaves = [each.detach().requires_grad_() for each in case.of(rank, device)]
     state = tree_attention(leaves[0], leaves[1], leaves[2], timeout=PATIENT_S, **case.arguments())
-    d_out, d_lse = (case.of_rank(rank, each, case.out_placement).to(device) for each in case.d_outputs())
+    d_out, d_lse = (case.result(rank, each).to(device) for each in case.d_outputs())
     found = torch.autograd.grad([state.out, state.lse], leaves, [laid_out(d_out, memory), d_lse.transpose(1, 2)])
     return [each.cpu() for each in found]
 
@@ -151,7 +182,7 @@ def check(case: Case, found: list[AttentionOutput], slack: float = 1.0) -> tuple
     worst = 0.0
     for rank, state in enumerate(found):
         assert state.lse is not None and state.out.dtype == case.dtype and state.lse.dtype == torch.float32
-        out, lse = (case.of_rank(rank, each, case.out_placement) for each in (exact.out, exact.lse.transpose(1, 2)))
+        out, lse = (case.result(rank, each) for each in (exact.out, exact.lse.transpose(1, 2)))
         torch.testing.assert_close(
             state.out.double(), out, atol=tolerance, rtol=4 * ROUNDING[case.dtype], msg=f"rank {rank}, {case}"
         )
@@ -176,7 +207,8 @@ def check_gradients(case: Case, found: list[list[Tensor]]) -> None:
     )
     largest_lse = 1 + (whole.lse[seen].abs().max().item() if seen.any() else 0.0)
     for rank, gradients in enumerate(found):
-        theirs = (case.of_rank(rank, exact[0], case.q_placement), exact[1 + rank], exact[1 + len(ks) + rank])
+        of_keys = (case.buffer(rank, each) for each in (exact[1 : 1 + len(ks)], exact[1 + len(ks) :]))
+        theirs = (case.of_rank(rank, exact[0], case.q_placement), *of_keys)
         for name, mine, wanted in zip("qkv", gradients, theirs, strict=True):
             atol = 2.0**-16 * largest_lse * (1 + (wanted.abs().max().item() if wanted.numel() else 0.0))
             assert mine.dtype == case.dtype

@@ -197,17 +197,19 @@ def refused(rank: int) -> str:
     return ""
 
 
-def skip_one(rank: int, absent: int) -> None:
-    """Skip the first of two calls on one rank."""
-    for number in range(2):
-        if rank != absent or number:
-            small(rank)
+def calls(rank: int, timeout: float, *rows: dict[int, int]) -> None:
+    """Run small calls, with these rows of queries on some ranks; where there are to be none, the rank leaves the call out."""
+    for number in (each.get(rank, 1) for each in rows):
+        if number:
+            small(rank, {rank: {"rows": number}}, timeout)
 
 
-def two_orders(rank: int, odd: int) -> None:
-    """Run two calls, in another order on one rank."""
-    for rows in (2, 1) if rank == odd else (1, 2):
-        patient(rank, {rank: {"rows": rows}})
+def after(rank: int, seconds: dict[int, float]) -> float:
+    """Run a call with a long timeout; some ranks sleep, and end their process."""
+    if rank in seconds:
+        time.sleep(seconds[rank])
+        os._exit(7)
+    return patient(rank)
 
 
 def exit_in_call(rank: int, victim: int, strategy: str, hang_s: float, behind: int | None = None) -> None:
@@ -229,14 +231,6 @@ def exit_in_call(rank: int, victim: int, strategy: str, hang_s: float, behind: i
         redistribute.combine = ends
     in_time = hang_s or home().type == "cuda"  # NCCL does not see that a rank has ended
     small(rank, {rank: {"options": {"strategy": strategy}}}, timeout=SHORT_S if in_time else PATIENT_S)
-
-
-def after(rank: int, seconds: dict[int, float], work: str) -> float:
-    """Sleep, then run a call with a long timeout, or end the process."""
-    time.sleep(seconds.get(rank, 0.0))
-    if work == "exit" and rank in seconds:
-        os._exit(7)
-    return patient(rank)
 
 
 def exchange_of_cuda_tensors(rank: int) -> str:

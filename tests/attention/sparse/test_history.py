@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from contextlib import suppress
 from dataclasses import replace
-from itertools import product
 from pathlib import Path
 from typing import Any
 from unittest.mock import MagicMock, call
@@ -17,7 +16,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from forked import in_triton, needs_triton
-from history_on_cpu import Case, Drawn, tiles_of
+from history_on_cpu import Case, Drawn, by_definition, highest, tiles_of
 from history_on_cpu import draw as in_slots
 from strobe.attention.dense import dense_attention
 from strobe.attention.sparse import history as operator
@@ -56,25 +55,14 @@ def run(drawn: Drawn, sparsity: float, **options: Any) -> Any:
     return history_attention(drawn.q, drawn.dense, drawn.history, q_tiles=drawn.q_tiles, **options)
 
 
-def by_definition(case: Case, drawn: Drawn, topk: int) -> tuple[Tensor, Tensor]:
-    """Out and lse in float64, one query tile at a time."""
-    q, per_frame, all_past = drawn.q.double(), math.prod(case.size), [each.double() for each in past(drawn)]
+def by_hand(case: Case, drawn: Drawn, topk: int) -> tuple[Tensor, Tensor]:
+    """Out and lse in float64."""
     near = [torch.cat(each, dim=1).double() for each in zip(*drawn.dense, strict=True)]
-    tiles = tiles_of(case.size, drawn.tiles.tile[1:])
+    per_frame, tiles = math.prod(case.size), tiles_of(case.size, drawn.tiles.tile[1:])
     key_tiles = [[slot * per_frame + token for token in tile] for slot in case.held for tile in tiles]
-    out, lse, scale = torch.zeros_like(q), torch.zeros(len(q), q.shape[2], q.shape[1], dtype=torch.float64), q.shape[-1] ** -0.5
-    for b, h in product(range(len(q)), range(q.shape[2])):
-        group = h // (case.heads[0] // case.heads[1])
-        keys, values = (each[b, :, group] for each in near)
-        old_keys, old_values = (each[b, :, group] for each in all_past)
-        for tile in tiles_of((case.frames, *case.size), drawn.q_tiles.tile):
-            queries = q[b, tile, h]
-            scores = [(old_keys[rows].mean(dim=0) @ queries.mean(dim=0)).item() for rows in key_tiles]
-            best = sorted(range(len(key_tiles)), key=lambda j: (-scores[j], j))[:topk]
-            rows = [row for j in best for row in key_tiles[j]]
-            logits = queries @ torch.cat([keys, old_keys[rows]]).T * scale
-            out[b, tile, h] = torch.softmax(logits, dim=-1) @ torch.cat([values, old_values[rows]])
-            lse[b, h, tile] = torch.logsumexp(logits, dim=-1)
+    q_tiles = tiles_of((case.frames, *case.size), drawn.q_tiles.tile)
+    operands = [each.double() for each in (drawn.q, *past(drawn))]
+    out, lse, _ = by_definition(operands, q_tiles, key_tiles, lambda _, scores: highest(topk, scores), beside=near)
     return out, lse
 
 
@@ -97,7 +85,7 @@ def test_the_operator_is_its_definition(case: Case, sparsity: float, impl: str) 
     drawn = draw(case)
     topk = max(1, math.ceil(round((1 - sparsity) * drawn.history.num_tiles, 9)))
     found = run(drawn, sparsity, impl=impl)
-    out, lse = by_definition(case, drawn, topk)
+    out, lse = by_hand(case, drawn, topk)
     limit = LIMITS[case.dtype]
     assert found.out.dtype == case.dtype and found.lse.dtype == torch.float32
     torch.testing.assert_close(found.out.double(), out, atol=limit, rtol=limit)
@@ -150,7 +138,7 @@ def test_gradients_are_those_of_the_definition() -> None:
     weights = torch.rand_like(drawn.q)
     topk = math.ceil(0.5 * drawn.history.num_tiles)
     found = torch.autograd.grad((run(other, 0.5).out * weights).sum(), inputs)
-    expected = torch.autograd.grad((by_definition(USUAL, other, topk)[0] * weights).sum(), inputs)
+    expected = torch.autograd.grad((by_hand(USUAL, other, topk)[0] * weights).sum(), inputs)
     for got, want in zip(found, expected, strict=True):
         torch.testing.assert_close(got, want, atol=ELEMENT, rtol=ELEMENT)
 
@@ -177,11 +165,7 @@ def test_what_does_not_fit_is_refused(change: dict[str, Any], error: type[Except
 
 @pytest.mark.parametrize(
     ("device", "cases"),
-    [
-        ("cpu", ["two"]),
-        pytest.param("cpu", [], marks=pytest.mark.rest),
-        pytest.param("cuda", [], marks=pytest.mark.gpu),
-    ],
+    [("cpu", ["two"]), pytest.param("cpu", [], marks=pytest.mark.rest), pytest.param("cuda", [], marks=pytest.mark.gpu)],
     ids=["two", "cpu", "cuda"],
 )
 @needs_triton

@@ -16,11 +16,7 @@ SCRIPT = Path(__file__).parents[2] / "support" / "stages_on_cpu.py"
 
 @pytest.mark.parametrize(
     ("device", "cases"),
-    [
-        ("cpu", ["two"]),
-        pytest.param("cpu", [], marks=pytest.mark.rest),
-        pytest.param("cuda", [], marks=pytest.mark.gpu),
-    ],
+    [("cpu", ["two"]), pytest.param("cpu", [], marks=pytest.mark.rest), pytest.param("cuda", [], marks=pytest.mark.gpu)],
     ids=["two", "cpu", "cuda"],
 )
 @needs_triton

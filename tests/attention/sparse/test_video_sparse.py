@@ -8,7 +8,6 @@ from __future__ import annotations
 import inspect
 import itertools
 import math
-from collections.abc import Callable, Collection
 from dataclasses import fields
 from itertools import product
 from threading import get_ident
@@ -21,7 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from history_on_cpu import tiles_of
+from history_on_cpu import by_definition, highest, tiles_of
 from strobe.attention.dense.api import dense_attention
 from strobe.attention.explain import explain
 from strobe.attention.sparse import skipped, video, video_plan
@@ -49,41 +48,6 @@ def _draw(layout_tokens: int, heads: int, seed: int = 0, width: int = 8, batch: 
 def _qkv(grid: tuple[int, int, int] = GRID, kv_grid: tuple[int, int, int] | None = None) -> tuple[Tensor, Tensor, Tensor]:
     rows, kv_rows = math.prod(grid), math.prod(kv_grid or grid)
     return _draw(rows, 4), _draw(kv_rows, 2, 1), _draw(kv_rows, 2, 2)
-
-
-Choice = Callable[[int, list[float]], Collection[int]]
-"""The tiles that a query tile sees, from its number and the scores of all tiles."""
-
-
-def _by_definition(
-    operands: tuple[Tensor, Tensor, Tensor], layout: TileLayout, choose: Choice, *, gate: Tensor | None, pooled: bool
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Out, lse and counts of chosen tiles, one tile at a time; nothing shared with the package.
-
-    Args:
-        pooled: a tile that is not chosen is one key, its mean, with the weight of its tokens.
-    """
-    q, k, v = operands
-    tiles, scale = tiles_of(layout.grid, layout.tile), q.shape[3] ** -0.5
-    out, lse = torch.zeros_like(q), torch.zeros(q.shape[0], q.shape[2], q.shape[1], dtype=q.dtype)
-    counts = torch.zeros(q.shape[0], q.shape[2], len(tiles), dtype=torch.int32)
-    for b, h, i in product(range(q.shape[0]), range(q.shape[2]), range(len(tiles))):
-        queries, keys, values = q[b, tiles[i], h], k[b, :, h // 2], v[b, :, h // 2]
-        k_means, v_means = (torch.stack([each[tile].mean(dim=0) for tile in tiles]) for each in (keys, values))
-        scores = k_means @ queries.mean(dim=0) * scale
-        taken = choose(i, scores.tolist())
-        seen = [token for j in taken for token in tiles[j]]
-        logits, summed = queries @ keys[seen].T * scale, values[seen]
-        if pooled:
-            rest = [j for j in range(len(tiles)) if j not in taken]
-            weights = torch.tensor([len(tiles[j]) for j in rest], dtype=q.dtype).log()
-            logits = torch.cat([logits, queries @ k_means[rest].T * scale + weights], dim=1)
-            summed = torch.cat([summed, v_means[rest]])
-        out[b, tiles[i], h], lse[b, h, tiles[i]] = torch.softmax(logits, dim=-1) @ summed, logits.logsumexp(-1)
-        if gate is not None:
-            out[b, tiles[i], h] += gate[b, tiles[i], h] * (torch.softmax(scores, dim=-1) @ v_means)
-        counts[b, h, i] = len(taken)
-    return out, lse, counts
 
 
 def _of_share(scores: list[float], share: float, forced: list[bool]) -> tuple[set[int], float]:
@@ -130,13 +94,14 @@ def test_the_operator_is_its_definition(
 
     def choose(i: int, scores: list[float]) -> list[int]:
         if share is None:
-            return sorted(sorted(range(len(scores)), key=lambda j: (-scores[j], j))[:topk])
+            return highest(topk, scores)
         taken, near = _of_share(scores, share, [own and i == j for j in range(len(scores))])
         assert near > 1e-9
         return sorted(taken)
 
     found = video_sparse_attention(q, k, v, grid=grid, tile=tile, topk=topk, gate=gate, impl=impl, return_lse=True, **options)
-    out, lse, counts = _by_definition((q, k, v), layout, choose, gate=gate, pooled=pooled)
+    tiles = tiles_of(layout.grid, layout.tile)
+    out, lse, counts = by_definition((q, k, v), tiles, tiles, choose, gate=gate, pooled=pooled)
     assert torch.equal(found.selection.counts, counts) and found.selection.uniform_count == topk
     assert found.q_tiles == found.kv_tiles == layout and found.recall is None and found.lse is not None
     torch.testing.assert_close(found.out, out, atol=NEAR, rtol=NEAR)
@@ -214,17 +179,17 @@ def test_rope_is_a_rotation_of_channel_pairs() -> None:
         torch.view_as_real(torch.view_as_complex(x.unflatten(-1, (-1, 2)).contiguous()) * turns).flatten(-2) for x in (q, k)
     ]
     expected = video_sparse_attention(*rotated, v, grid=GRID, topk=2)
-    found = video_sparse_attention(q, k, v, grid=GRID, topk=2, rope=(angles.cos(), angles.sin()))
+    found = attended(q, k, v, rope=(angles.cos(), angles.sin()))
     torch.testing.assert_close(found.out, expected.out, atol=ROUNDING, rtol=ROUNDING)
 
 
 def test_coarse_is_added_only_with_a_gate_or_on_demand() -> None:
     q, k, v = _qkv()
-    fine = video_sparse_attention(q, k, v, grid=GRID, topk=2).out
+    fine = attended(q, k, v).out
     ones = torch.ones(1, dtype=torch.float64)
-    assert torch.equal(video_sparse_attention(q, k, v, grid=GRID, topk=2, gate=ones, coarse=False).out, fine)
-    summed = video_sparse_attention(q, k, v, grid=GRID, topk=2, coarse=True).out
-    torch.testing.assert_close(video_sparse_attention(q, k, v, grid=GRID, topk=2, gate=ones).out, summed)
+    assert torch.equal(attended(q, k, v, gate=ones, coarse=False).out, fine)
+    summed = attended(q, k, v, coarse=True).out
+    torch.testing.assert_close(attended(q, k, v, gate=ones).out, summed)
     assert (summed - fine).abs().max() > 0.01
 
 
@@ -323,12 +288,6 @@ def test_forced_tiles_are_always_there() -> None:
     found = video_sparse_attention(q, k, v, grid=(6, 5, 6), tile=(2, 3, 3), topk=5, forced=Forced(own=True, first_frames=1))
     seen = found.selection.mask(12)
     assert seen[..., :4].all() and seen.diagonal(dim1=-2, dim2=-1).all() and (found.selection.counts == 5).all()
-    with pytest.raises(ConfigError, match="forced: 5 key tiles are forced, but 4 of 12 .* select 5, by sparsity=0.58 or less"):
-        video_sparse_attention(q, k, v, grid=(6, 5, 6), tile=(2, 3, 3), topk=4, forced=Forced(own=True, first_frames=2))
-    with pytest.raises(ConfigError, match="own needs one layout"):
-        video_sparse_attention(q[:, :30], k, v, grid=(1, 5, 6), kv_grid=(6, 5, 6), topk=1, forced=Forced(own=True))
-    with pytest.raises(ConfigError, match="expected 0 to 6 frames"):
-        video_sparse_attention(q, k, v, grid=(6, 5, 6), topk=1, forced=Forced(first_frames=7))
 
 
 @pytest.mark.parametrize(
@@ -374,6 +333,13 @@ def test_sparsity_is_a_share_of_the_tiles(sparsity: float, tiles: int, expected:
         ({"gate": torch.ones(2, 90, 4, 8, dtype=torch.int64)}, ShapeError, "gate: got torch.int64"),
         ({"rope": (torch.ones(90, 4),)}, ShapeError, "rope: got 1 tables for 8 channels"),
         ({"rope": (torch.ones(90, 4, device="meta"),) * 2}, ShapeError, r"rope cos: got shape \(90, 4\) on meta"),
+        ({"forced": Forced(own=True), "kv_grid": (1, 9, 10)}, ConfigError, "own needs one layout"),
+        ({"forced": Forced(first_frames=4)}, ConfigError, "expected 0 to 3 frames"),
+        (
+            {"forced": Forced(own=True, first_frames=2), "tile": (1, 5, 6)},
+            ConfigError,
+            "forced: 3 key tiles are forced, but 2 of 3 are selected; select 3, by sparsity=0.0 or less",
+        ),
         ({"rope": (torch.ones(90, 4),) * 2, "kv_grid": (1, 9, 10)}, ConfigError, "rope: needs q and k of one grid in raster"),
     ],
 )
@@ -393,9 +359,9 @@ def test_a_plan_is_found_again_where_nothing_has_changed(monkeypatch: pytest.Mon
     rope = (torch.ones(90, 4), torch.zeros(90, 4))
     video_plan._SEEN.clear()
     with torch.no_grad():
-        first = video_sparse_attention(q, k, v, grid=GRID, topk=2, gate=q, rope=rope)
+        first = attended(q, k, v, gate=q, rope=rope)
         monkeypatch.setattr(video, "_call_of", lambda *_, **__: pytest.fail("the call was checked again"))
-        again = video_sparse_attention(q, k, v, grid=GRID, topk=2, gate=q, rope=rope)
+        again = attended(q, k, v, gate=q, rope=rope)
         assert torch.equal(first.out, again.out)
         changes: tuple[dict[str, Any], ...] = (
             {"topk": 3}, {"grid": (5, 3, 6)}, {"gate": None}, {"rope": None}, {"forced": Forced(own=True)}, {"impl": "reference"},
@@ -464,7 +430,7 @@ def test_explain_tells_of_the_call_itself() -> None:
     with pytest.raises(ConfigError, match="topk: an argument of video_sparse_attention alone; give its grid"):
         explain(q, k, v, topk=2)
     with pytest.raises(ConfigError, match="selection: got one beside grid"):
-        explain(q, k, v, video_sparse_attention(q, k, v, grid=GRID, topk=2).selection, grid=GRID, topk=2)
+        explain(q, k, v, attended(q, k, v).selection, grid=GRID, topk=2)
 
 
 @pytest.mark.parametrize("step", [1, 2, 3, 4])
@@ -590,25 +556,21 @@ def test_autocast_changes_nothing(impl: str) -> None:
     assert torch.equal(found.selection.indices, expected.selection.indices)
 
 
-def test_a_default_dtype_of_16_bit_leaves_the_probe_inside() -> None:
+def test_a_default_dtype_of_16_bit_leaves_the_probe_inside(request: pytest.FixtureRequest) -> None:
     q, k, v = draw(1, 8 * 16 * 18, 1, 8)
+    request.addfinalizer(lambda: torch.set_default_dtype(torch.float32))
     torch.set_default_dtype(torch.bfloat16)
-    try:
-        recall = attended(q, k, v, grid=(8, 16, 18), probe=7).recall
-    finally:
-        torch.set_default_dtype(torch.float32)
+    recall = attended(q, k, v, grid=(8, 16, 18), probe=7).recall
     assert recall is not None and recall.isfinite().all()
 
 
-def test_deterministic_algorithms_are_asked_for() -> None:
+def test_deterministic_algorithms_are_asked_for(request: pytest.FixtureRequest) -> None:
     q, k, v = draw(1, 64, 2, 16)
+    request.addfinalizer(lambda: torch.use_deterministic_algorithms(False))
     torch.use_deterministic_algorithms(True)
-    try:
-        with pytest.raises(ImplUnavailableError):
-            block_sparse_attention(q, k, v, all_seen(1, 2, 1), impl="cudnn")
-        assert explain(q, k, v, all_seen(1, 2, 1), softmax_scale=-1.0).impl.name == "cpu"
-    finally:
-        torch.use_deterministic_algorithms(False)
+    with pytest.raises(ImplUnavailableError):
+        block_sparse_attention(q, k, v, all_seen(1, 2, 1), impl="cudnn")
+    assert explain(q, k, v, all_seen(1, 2, 1), softmax_scale=-1.0).impl.name == "cpu"
 
 
 @pytest.mark.few(1)
@@ -652,29 +614,20 @@ def test_the_video_operator_compiles_without_a_graph_break(options: dict[str, An
         assert q.grad is not None and q.grad.isfinite().all()
 
 
-@pytest.mark.parametrize("topk", [[2], [1, 3]])
+@pytest.mark.parametrize("topk", [2, (1, 3)])
 @pytest.mark.parametrize("gated", [False, True])
-def test_the_operator_that_a_compiler_calls_says_what_it_returns(topk: list[int], gated: bool) -> None:
+def test_the_operator_that_a_compiler_calls_says_what_it_returns(topk: Any, gated: bool) -> None:
     q, k, v = draw(2, 90, 2, 16)
     angles = torch.linspace(0, 6, 90 * 8).reshape(90, 8)
     gate, cos, sin = (q.flip(1), angles.cos(), angles.sin()) if gated else (None, None, None)
-    told = VideoOptions(
-        grid=GRID, kv_grid=GRID, kv_tile=(4, 4, 4), topk=topk[0] if len(topk) == 1 else tuple(topk), coarse=gated,
-        forced=Forced(own=True), softmax_scale=0.25, impl="reference", return_lse=gated,
-    )  # fmt: skip
+    own: dict[str, Any] = {"forced": Forced(own=True), "softmax_scale": 0.25, "impl": "reference", "return_lse": gated}
+    told = VideoOptions(grid=GRID, kv_grid=GRID, kv_tile=(4, 4, 4), topk=topk, coarse=gated, **own)
     arguments = (q, k, v, gate, cos, sin, written(told))
     operator: Any = torch.ops.strobe.video_sparse_attention.default
     checks = ("test_schema", "test_faketensor", "test_aot_dispatch_static", "test_aot_dispatch_dynamic")
     torch.library.opcheck(operator, arguments, test_utils=checks)
     out, lse, indices = operator(*arguments)
     rope = None if cos is None or sin is None else (cos, sin)
-    options: dict[str, Any] = {
-        "gate": gate,
-        "rope": rope,
-        "forced": Forced(own=True),
-        "softmax_scale": 0.25,
-        "topk": topk[0] if len(topk) == 1 else topk,
-    }
-    expected = attended(q, k, v, **options, impl="reference", return_lse=gated)
+    expected = attended(q, k, v, gate=gate, rope=rope, topk=topk, **own)
     assert torch.equal(out, expected.out) and torch.equal(indices, expected.selection.indices)
     assert lse.numel() == 0 if expected.lse is None else torch.equal(lse, expected.lse)

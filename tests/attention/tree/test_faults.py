@@ -9,9 +9,11 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -50,14 +52,51 @@ def blames(outcomes: list[Outcome], rank: int, *words: str) -> None:
             assert word in each.error, each.error
 
 
-def test_a_rank_that_ended(three: Processes) -> None:
-    three.start(work.after, {1: 0.3}, "exit")
-    blames(three.outcomes([0, 2]), 1, "closed the connection (", "call 2")
-    assert three.outcomes([1])[0].ended
+@dataclass(frozen=True)
+class Fault:
+    """Work and its arguments, the rank to blame, words of each answer, and what the rank itself says if not the same."""
+
+    work: Callable[..., Any]
+    given: tuple[Any, ...]
+    blamed: int
+    words: tuple[str, ...] = ()
+    own: Outcome | None = None
+    silent: bool = False
+
+
+OTHER_CALL = "disagrees on the arguments"
+FAULTS = {
+    "ends": Fault(work.after, ({1: 0.3},), 1, ("closed the connection (", "call 2"), Outcome(ended=True)),
+    **{
+        f"goes amid {strategy}, {hang_s:g} s, {behind} behind": Fault(
+            work.exit_in_call, (1, strategy, hang_s, behind), 1, (strategy,), silent=True
+        )
+        for strategy in ("allgather", "allreduce3")
+        for hang_s, behind in ((0.0, None), (HANG_S, None), (0.0, 0), (0.0, 2))
+    },
+    "says its call late": Fault(work.late_and_other, (1.5,), 1, (OTHER_CALL, "scale 0.5")),
+    "calls in another order": Fault(work.calls, (work.PATIENT_S, {2: 2}, {0: 2, 1: 2}), 2, (OTHER_CALL, "q [1, 2, 2, 8]")),
+    "leaves out a call": Fault(work.calls, (work.SHORT_S, {0: 0}, {}), 0, ("call 3",), Outcome()),
+    "has wrong arguments": Fault(work.wrong_shape, (2,), 2, (), Outcome(kind="ShapeError")),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_the_others_name_a_rank_that(three: Processes, name: str) -> None:
+    """One that finds its connection closed sends nothing more; one `behind` would wait for it until the timeout."""
+    fault = FAULTS[name]
+    three.start(fault.work, *fault.given)
+    apart = fault.own is not None or fault.silent
+    outcomes = three.outcomes([rank for rank in range(3) if rank != fault.blamed or not apart])
+    blames(outcomes, fault.blamed, *fault.words)
+    assert not any("(no answer)" in each.error for each in outcomes)
+    if fault.own is not None:
+        (own,) = three.outcomes([fault.blamed])
+        assert (own.kind, own.ended) == (fault.own.kind, fault.own.ended)
 
 
 def test_a_rank_that_is_killed(three: Processes) -> None:
-    three.start(work.after, {2: HANG_S}, "exit")
+    three.start(work.after, {2: HANG_S})
     time.sleep(0.3)
     assert three.processes[2].pid
     os.kill(three.processes[2].pid, signal.SIGKILL)
@@ -88,21 +127,6 @@ def test_a_rank_that_hangs_and_holds_the_store() -> None:
         probe.bind(("127.0.0.1", port))  # the port is free again
 
 
-@pytest.mark.parametrize("strategy", ["allgather", "allreduce3"])
-@pytest.mark.parametrize("hang_s", [0.0, HANG_S])
-def test_a_rank_that_goes_in_the_middle_of_a_call(three: Processes, strategy: str, hang_s: float) -> None:
-    three.start(work.exit_in_call, 1, strategy, hang_s)
-    blames(three.outcomes([0, 2]), 1, strategy)
-
-
-@pytest.mark.parametrize("behind", [0, 2])
-@pytest.mark.parametrize("strategy", ["allgather", "allreduce3"])
-def test_nobody_waits_for_a_rank_that_has_failed(three: Processes, strategy: str, behind: int) -> None:
-    """A rank that finds its connection closed sends nothing more; one that waits for it first would wait until the timeout."""
-    three.start(work.exit_in_call, 1, strategy, 0.0, behind)
-    blames(three.outcomes([0, 2]), 1, strategy)
-
-
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -122,13 +146,6 @@ def test_a_rank_that_disagrees(three: Processes, change: dict[str, object], word
     assert three.run(work.patient) == [1.0, 1.0, 1.0]  # nothing is under way: the group goes on
 
 
-def test_ranks_wait_for_what_a_slow_one_says_of_its_call(three: Processes) -> None:
-    three.start(work.late_and_other, 1.5)
-    outcomes = three.outcomes()
-    blames(outcomes, 1, "disagrees on the arguments", "scale 0.5")
-    assert not any("(no answer)" in each.error for each in outcomes)
-
-
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16], ids=str)
 def test_the_fingerprint_of_queries(dtype: torch.dtype) -> None:
     """It sees every bit and its place, and not how the values lie in memory."""
@@ -146,25 +163,6 @@ def test_the_fingerprint_of_queries(dtype: torch.dtype) -> None:
     assert len(set(found)) == len(found)
     assert fingerprint(q.transpose(1, 2).contiguous().transpose(1, 2)) == fingerprint(q.clone()) == found[0]
     assert fingerprint(q[:, :0]) == fingerprint(q[:0])
-
-
-def test_calls_in_another_order(three: Processes) -> None:
-    three.start(work.two_orders, 2)
-    blames(three.outcomes(), 2, "disagrees on the arguments", "q [1, 2, 2, 8]")
-
-
-def test_a_call_that_one_rank_left_out(three: Processes) -> None:
-    three.start(work.skip_one, 0)
-    outcomes = three.outcomes()
-    assert outcomes[0].value is None and not outcomes[0].error  # its only call was the others' first
-    blames(outcomes[1:], 0, "call 3")
-
-
-def test_a_rank_whose_own_arguments_do_not_fit(three: Processes) -> None:
-    three.start(work.wrong_shape, 2)
-    outcomes = three.outcomes()
-    assert outcomes[2].kind == "ShapeError" and "k: got shape (1, 5, 2, 9)" in outcomes[2].error
-    blames(outcomes[:2], 2)
 
 
 def test_gpus_agree_in_the_store(three: Processes) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 
@@ -18,7 +18,6 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch._dynamo.exc import Unsupported
 from torch._dynamo.testing import CompileCounter
-from torch.distributed.device_mesh import init_device_mesh
 
 import random_layouts
 import strobe
@@ -26,7 +25,6 @@ import tree_work as work
 from strobe.attention.tree import CollectiveError, KVShards, Mask, legal_grid, tree_attention
 from strobe.attention.tree import comm as group
 from strobe.attention.tree.impl.reference import reference
-from strobe.attention.tree.placement import split
 from strobe.core.tolerances import tolerance
 from tree_cases import TREE, Case, attend, check, check_alike, check_gradients, differentiate
 from tree_draws import draw_case
@@ -35,7 +33,10 @@ from tree_ranks import Processes, Runner
 
 @given(random=st.randoms())
 def test_any_layout_is_the_whole(ranks: Runner, random: Random) -> None:
-    case = draw_case(random, range(1, 7))
+    compare(ranks, draw_case(random, range(1, 7)))
+
+
+def compare(ranks: Runner, case: Case) -> None:
     found = ranks(case.num_ranks, lambda rank: attend(rank, case))
     check(case, found)
     check_alike(case, found)
@@ -78,44 +79,6 @@ def test_a_message_lies_in_one_piece(groups: dict[int, Processes]) -> None:
     assert all(torch.equal(total, wanted) and refused == "a message must lie in one piece" for total, refused in found)
 
 
-ELEMENT = tolerance("element", "float32")
-
-
-@dataclass(frozen=True, kw_only=True)
-class OnMesh:
-    """A case on `tree x columns` ranks."""
-
-    case: Case
-    tree: int
-    columns: int
-    kv_placement: str
-
-    @property
-    def number(self) -> int:
-        return self.tree * self.columns
-
-    def buffer(self, rank: int) -> int:
-        return rank // self.columns if self.kv_placement == "heads" else rank
-
-    def rows(self, tensor: Tensor, rank: int, placement: str) -> Tensor:
-        """A rank's queries."""
-        spread = self.case.q_placement == "sequence"
-        rows = self.case.rows if spread else list(split(self.case.q_len, self.number))
-        return tensor[:, slice(*rows[rank])] if placement == "sequence" else self.heads(tensor, rank, placement)
-
-    def heads(self, tensor: Tensor, rank: int, placement: str) -> Tensor:
-        """A column's heads."""
-        number = tensor.shape[2] // self.columns
-        start = rank % self.columns * number
-        return tensor[:, :, start : start + number] if placement == "heads" else tensor
-
-    def result(self, tensor: Tensor, rank: int) -> Tensor:
-        """A rank's share of the result: with heads, those of its column shared out among the rows of the mesh."""
-        placement = self.case.out_placement
-        mine = self.rows(tensor, rank, placement)
-        return mine[:, :, slice(*split(mine.shape[2], self.tree)[rank // self.columns])] if placement == "heads" else mine
-
-
 CALLS = (
     ("sequence", "replicated", "replicated", Mask()),
     ("sequence", "sequence", "sequence", Mask(causal=True, q_start=9)),
@@ -131,52 +94,26 @@ def test_a_mesh_of_tree_and_heads(ranks: Runner, tree: int, columns: int, call: 
     kv_placement, q_placement, out_placement, mask = call
     number = tree * columns
     buffers = number if kv_placement == "sequence" else tree
-    shards = KVShards.contiguous([(5 * rank + 3) % 7 for rank in range(buffers)], replicated=2, owner=buffers - 1)
+    case = Case(
+        shards=KVShards.contiguous([(5 * rank + 3) % 7 for rank in range(buffers)], replicated=2, owner=buffers - 1),
+        heads=12,
+        kv_heads=6,
+        q_lengths=(2,) * number if q_placement == "sequence" else (5,),
+        mask=mask,
+        dtype=torch.float64,
+        q_placement=q_placement,
+        out_placement=out_placement,
+        columns=columns,
+        kv_placement=kv_placement,
+    )
     for strategy in ("allgather", "alltoall", "allreduce3", "ring"):
-        case = Case(
-            shards=shards,
-            heads=12,
-            kv_heads=6,
-            q_lengths=(2,) * number if q_placement == "sequence" else (5,),
-            mask=mask,
-            dtype=torch.float64,
-            strategy=strategy,
-            q_placement=q_placement,
-            out_placement=out_placement,
-        )
-        compare(ranks, OnMesh(case=case, tree=tree, columns=columns, kv_placement=kv_placement))
+        compare(ranks, replace(case, strategy=strategy))
 
 
 @pytest.mark.parametrize("strategy", ["allgather", "alltoall"])
 def test_a_cache_that_stays_where_it_is_needs_no_shards(ranks: Runner, strategy: str) -> None:
-    shards = KVShards.contiguous([6, 6])
-    case = Case(shards=shards, heads=4, kv_heads=4, q_lengths=(5,), dtype=torch.float64, strategy=strategy, q_placement="heads")
-    compare(ranks, OnMesh(case=case, tree=2, columns=2, kv_placement="heads"), shards=None)
-
-
-def compare(ranks: Runner, on: OnMesh, **other: None) -> None:
-    case, (q, ks, vs) = on.case, on.case.draw()
-    whole = [each.clone().requires_grad_() for each in (q, *ks, *vs)]
-    exact = reference(whole[0], whole[1 : 1 + len(ks)], whole[1 + len(ks) :], case.shards, case.mask).out
-    d_out = torch.randn(exact.shape, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
-    d_whole = torch.autograd.grad(exact, whole, d_out, allow_unused=True, materialize_grads=True)
-
-    def work(rank: int) -> tuple[Tensor, ...]:
-        keys = (on.heads(each[on.buffer(rank)], rank, on.kv_placement) for each in (ks, vs))
-        mine = [each.clone().requires_grad_() for each in (on.rows(q, rank, case.q_placement), *keys)]
-        mesh = init_device_mesh("cpu", (on.tree, on.columns), mesh_dim_names=("tree", "heads"))
-        out = tree_attention(*mine, mesh=mesh, kv_placement=on.kv_placement, **case.arguments() | other).out
-        return out.detach(), *torch.autograd.grad(out, mine, on.result(d_out, rank))
-
-    for rank, found in enumerate(ranks(on.number, work)):
-        of_buffer = (d_whole[1 + on.buffer(rank)], d_whole[1 + len(ks) + on.buffer(rank)])
-        theirs = [
-            on.result(exact.detach(), rank),
-            on.rows(d_whole[0], rank, case.q_placement),
-            *(on.heads(each, rank, on.kv_placement) for each in of_buffer),
-        ]
-        for name, mine, wanted in zip(("out", "dq", "dk", "dv"), found, theirs, strict=True):
-            torch.testing.assert_close(mine, wanted, atol=ELEMENT, rtol=ELEMENT, msg=f"{name}, rank {rank}: {{}}".format)
+    case = Case(shards=KVShards.contiguous([6, 6]), kv_heads=4, q_lengths=(5,), dtype=torch.float64, q_placement="heads")
+    compare(ranks, replace(case, strategy=strategy, columns=2, kv_placement="heads", tells_shards=False))
 
 
 def test_the_grid_with_the_most_columns() -> None:

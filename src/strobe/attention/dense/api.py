@@ -57,13 +57,7 @@ def _order(spec: AttentionSpec) -> tuple[Impl[AttentionSpec], ...]:
 
 
 def dense_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *,
-    softmax_scale: float | None = None,
-    impl: str = "auto",
-    return_lse: bool = False,
+    q: Tensor, k: Tensor, v: Tensor, *, softmax_scale: float | None = None, impl: str = "auto", return_lse: bool = False
 ) -> AttentionOutput:
     """Attend from every query to every key: `out = softmax(q k^T * softmax_scale) v`.
 
@@ -87,13 +81,7 @@ def dense_attention(
 
 
 def explain_dense(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *,
-    softmax_scale: float | None = None,
-    impl: str = "auto",
-    return_lse: bool = False,
+    q: Tensor, k: Tensor, v: Tensor, *, softmax_scale: float | None = None, impl: str = "auto", return_lse: bool = False
 ) -> Choice[AttentionSpec]:
     """Say which implementation `dense_attention` would run for these tensors, and why each other was passed over."""
     return _choose(check(q, k, v, softmax_scale, return_lse), impl)

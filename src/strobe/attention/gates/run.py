@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Final
 
 import msgspec
@@ -30,6 +29,7 @@ from strobe.attention.sparse.impls import PLUGGED as SPARSE
 from strobe.core.device import card_of
 from strobe.core.errors import DataError
 from strobe.core.files import write_whole
+from strobe.core.libraries import tried
 
 CASES: Final = {"dense": dense.cases, "sparse": sparse.cases, "eightbit": eightbit.cases}
 GATED: Final = {
@@ -196,31 +196,21 @@ def tell(line: Connection, cases: Sequence[GateCase]) -> None:
     last = ""
     for number, case in enumerate(cases):
         line.send(_GateMessage(done=number, total=len(cases), name=case.name, last=last))
-        with _Watched() as watched:
-            case.run()
-        if watched.failed:
-            line.send(_GateMessage(done=number, total=len(cases), failed=f"{case.name}: {watched.failed}"))
+        refused, failed = tried(partial(_refuses, case))
+        if failed:
+            line.send(_GateMessage(done=number, total=len(cases), failed=f"{case.name}: {failed[:_LONGEST]}"))
             return
-        last = "refused" if watched.refused else "passed"
+        last = "refused" if refused else "passed"
     line.send(_GateMessage(done=len(cases), total=len(cases), last=last))
 
 
-class _Watched:
-    """A context that turns whatever a kernel raises into the result of its case."""
-
-    def __init__(self) -> None:
-        self.failed, self.refused = "", False
-
-    def __enter__(self) -> _Watched:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> bool:
-        if error is None or not isinstance(error, Exception):
-            return False
-        self.refused = isinstance(error, CaseRefusedError)
-        if not self.refused:
-            self.failed = " ".join(f"{type(error).__name__}: {error}".split())[:_LONGEST]
+def _refuses(case: GateCase) -> bool:
+    """Run a case; return whether the implementation refuses it."""
+    try:
+        case.run()
+    except CaseRefusedError:
         return True
+    return False
 
 
 def record(new: Sequence[GateRun], place: Path) -> None:

@@ -60,13 +60,7 @@ def block_sparse_attention(
 
 
 def spec_of(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    selection: BlockSelection,
-    softmax_scale: float | None,
-    return_lse: bool,
-    deterministic: bool,
+    q: Tensor, k: Tensor, v: Tensor, selection: BlockSelection, softmax_scale: float | None, return_lse: bool, deterministic: bool
 ) -> SparseSpec:
     """Check the arguments of a call, but for what the selection holds, and describe it. Raises: see `block_sparse_attention`."""
     dense = check(q, k, v, softmax_scale, return_lse)

@@ -285,12 +285,7 @@ def select_share(scores: Tensor, share: float, forced: Tensor | None) -> tuple[T
 
 
 def share_held(
-    q: Tensor,
-    k: Tensor,
-    layout: TileLayout,
-    forced: Tensor | None = None,
-    queries: int = 64,
-    kv_layout: TileLayout | None = None,
+    q: Tensor, k: Tensor, layout: TileLayout, forced: Tensor | None = None, queries: int = 64, kv_layout: TileLayout | None = None
 ) -> Tensor:
     """Return the share of dense attention's weight in the first key tiles of the selection, float32 `[H, N_kv]`, summed over B.
 

@@ -29,10 +29,7 @@ DIFFERENTIABLE: Final = (*_LIBRARIES, "triton", "cpu")
 """Impls whose module has a `backward`."""
 
 
-_FIELDS: Final = (
-    *("indices", "counts", "q_sizes", "kv_sizes"),
-    *("block", "finite_padding", "known_count", "known_bound"),
-)
+_FIELDS: Final = ("indices", "counts", "q_sizes", "kv_sizes", "block", "finite_padding", "known_count", "known_bound")
 """What makes a selection: four tensors, or None for them, and four plain values."""
 
 

@@ -106,7 +106,11 @@ def history_attention(
         plan = _planned(q, history, q_tiles, sparsity, scale, impl)
         with _beside(q.device, plan.fused) as side:
             with side:
-                fine = _over_history(q, history, q_tiles, plan)
+                q_rows, kv_rows = _grids(history, q_tiles, q.device)
+                with ambient(q, plan.choice.impl.name):
+                    tiled, means = tile_queries(plan, q, q_rows)
+                    there = Tiled(q=tiled, k=history.keys, v=history.values, means=(means, history.means, None))
+                    fine = select_and_attend(plan, there, q_rows, kv_rows)[0]  # in tile order
             with span(ATTENTION_KERNEL):
                 states = [dense_attention(q, k, v, softmax_scale=scale, return_lse=True) for k, v in parts]
         states, rows = [*states, fine], [*rows, q_tiles.rows(q.device)]
@@ -162,15 +166,6 @@ def _grids(history: History, q_tiles: TileLayout, device: torch.device) -> tuple
     sizes = history.sizes
     keys = Grid.in_tiles(history.block, sizes.shape[0], sizes, None if history.whole else sizes)
     return Grid.of(q_tiles, device), keys
-
-
-def _over_history(q: Tensor, history: History, q_tiles: TileLayout, plan: Plan) -> AttentionOutput:
-    """Attend over the history tiles that the queries' tiles select; the result is in tile order."""
-    q_rows, kv_rows = _grids(history, q_tiles, q.device)
-    with ambient(q, plan.choice.impl.name):
-        tiled, means = tile_queries(plan, q, q_rows)
-        there = Tiled(q=tiled, k=history.keys, v=history.values, means=(means, history.means, None))
-        return select_and_attend(plan, there, q_rows, kv_rows)[0]
 
 
 def _fuses(q: Tensor, history: History) -> bool:

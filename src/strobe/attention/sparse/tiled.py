@@ -24,7 +24,7 @@ from strobe.attention.sparse.selection import BlockSelection
 from strobe.attention.sparse.skipped import add_skipped
 from strobe.attention.sparse.spec import SparseSpec
 from strobe.attention.sparse.stages.impl import reference
-from strobe.attention.sparse.stages.types import Call, Grid, Prepared, Selected, SelectionSpec, Tiled
+from strobe.attention.sparse.stages.types import Call, Grid, Prepared, Rope, Selected, SelectionSpec, Tiled
 from strobe.attention.types import AttentionOutput, AttentionSpec
 from strobe.core.libraries import broken
 from strobe.core.settings import read_settings
@@ -116,11 +116,7 @@ def stages_of(plan: Plan) -> Any:
 
 
 def attend(
-    plan: Plan,
-    tensors: tuple[Tensor, Tensor, Tensor],
-    grids: tuple[Grid, Grid],
-    rope: tuple[Tensor, Tensor] | None,
-    gate: Tensor | None,
+    plan: Plan, tensors: tuple[Tensor, Tensor, Tensor], grids: tuple[Grid, Grid], rope: Rope, gate: Tensor | None
 ) -> Attended:
     """Attention of queries over the tiles they select, and the coarse output on top.
 
@@ -148,12 +144,7 @@ def attend(
 
 
 def prepare(
-    plan: Plan,
-    tensors: tuple[Tensor, Tensor, Tensor],
-    grids: tuple[Grid, Grid],
-    rope: tuple[Tensor, Tensor] | None,
-    gate: Tensor | None,
-    done: Attended,
+    plan: Plan, tensors: tuple[Tensor, Tensor, Tensor], grids: tuple[Grid, Grid], rope: Rope, gate: Tensor | None, done: Attended
 ) -> Call | None:
     """Prepare calls like one that `attend` has done; None where they go on as it did."""
     impl, spec, tiled, (_, kv_rows) = plan.choice.impl, plan.spec, done.tiled, grids

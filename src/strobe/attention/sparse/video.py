@@ -163,9 +163,7 @@ def _over_ranks(
     return VideoAttentionOutput(out=out, lse=lse, selection=selection, recall=None, q_tiles=here.tiles, kv_tiles=here.tiles)
 
 
-def _attend(
-    q: Tensor, k: Tensor, v: Tensor, gate: Tensor | None, rope: tuple[Tensor, Tensor] | None, options: VideoOptions
-) -> VideoAttentionOutput:
+def _attend(q: Tensor, k: Tensor, v: Tensor, gate: Tensor | None, rope: Rope, options: VideoOptions) -> VideoAttentionOutput:
     key = key_of(q, k, v, gate, rope, options)
     found = None if key is None else plan_seen(key, q.device)
     if found is None:
@@ -177,7 +175,7 @@ def _attend(
             return _as_one_operator(call.options, found, q, k, v, gate, rope)
         if key is not None:
             see_plan(key, found)
-    return_lse, probe = options.return_lse, options.probe
+    return_lse, probe, sizes = options.return_lse, options.probe, (found.q_rows.ragged_sizes, found.kv_rows)
     tensors = q, k, v
     with ambient(q, found.plan.choice.impl.name):
         spread, place = None if gate is None else _spread(gate, q), None
@@ -186,37 +184,32 @@ def _attend(
             ready = found.ready.get(place)
             done = None if ready is None else ready(q, k, v, rope, spread)
             if done is not None:
-                return _of_prepared(found, *done, return_lse)
+                out, indices, seen = done
+                return _output(found, out, seen if return_lse else None, selection_of(found.plan, indices, *sizes))
         attended = attend(found.plan, tensors, (found.q_rows, found.kv_rows), rope, spread)
         out, fine, selection, tiled, seen = attended
         if place is not None and place not in found.ready:
             see_prepared(found, place, prepare(found.plan, tensors, (found.q_rows, found.kv_rows), rope, spread, attended))
         recall = None if probe == 0 else _recall(tiled.q, tiled.k, fine, found, probe)
-        lse = None if seen is None or not return_lse else _in_order(seen, found.q_rows)
-    return VideoAttentionOutput(
-        out=out, lse=lse, selection=selection, recall=recall, q_tiles=found.q_tiles, kv_tiles=found.kv_tiles
-    )
+        return _output(found, out, seen if return_lse else None, selection, recall)
 
 
-def _of_prepared(found: VideoPlan, out: Tensor, indices: Tensor, lse: Tensor | None, return_lse: bool) -> VideoAttentionOutput:
+def _output(
+    found: VideoPlan, out: Tensor, lse: Tensor | None, selection: BlockSelection, recall: Tensor | None = None
+) -> VideoAttentionOutput:
+    """Return a result, with an lse whose rows are those of the tiles."""
     return VideoAttentionOutput(
         out=out,
-        lse=None if lse is None or not return_lse else _in_order(lse, found.q_rows),
-        selection=selection_of(found.plan, indices, found.q_rows.ragged_sizes, found.kv_rows),
-        recall=None,
+        lse=None if lse is None else _in_order(lse, found.q_rows),
+        selection=selection,
+        recall=recall,
         q_tiles=found.q_tiles,
         kv_tiles=found.kv_tiles,
     )
 
 
 def _as_one_operator(
-    options: VideoOptions,
-    found: VideoPlan,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    gate: Tensor | None,
-    rope: tuple[Tensor, Tensor] | None,
+    options: VideoOptions, found: VideoPlan, q: Tensor, k: Tensor, v: Tensor, gate: Tensor | None, rope: Rope
 ) -> VideoAttentionOutput:
     per_head = found.plan.wish.per_head
     topk = list(per_head if isinstance(options.topk, tuple) else per_head[:1])
@@ -269,13 +262,7 @@ _READY: Final[dict[tuple[Any, ...], tuple[Call, VideoPlan, Callable[[Tensor | No
 
 
 def _see_ready(
-    key: tuple[Any, ...],
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    gate: Tensor | None,
-    rope: tuple[Tensor, Tensor] | None,
-    options: VideoOptions,
+    key: tuple[Any, ...], q: Tensor, k: Tensor, v: Tensor, gate: Tensor | None, rope: Rope, options: VideoOptions
 ) -> None:
     """Keep the prepared call of a call of the operator that was just done, if there is one."""
     of_plan = key_of(q, k, v, gate, rope, options)
@@ -340,9 +327,7 @@ def explain_video(
     return replace(plan.choice, note="; ".join([*words, *said]))
 
 
-def _call_of(
-    q: Tensor, k: Tensor, v: Tensor, gate: Tensor | None, rope: tuple[Tensor, Tensor] | None, options: VideoOptions
-) -> VideoCall:
+def _call_of(q: Tensor, k: Tensor, v: Tensor, gate: Tensor | None, rope: Rope, options: VideoOptions) -> VideoCall:
     tile, kv_tile, probe = options.tile, options.kv_tile, options.probe
     expect("forced", options.forced, Forced, "a strobe.Forced")
     expect("estimator", options.estimator, Estimator, "a strobe.Estimator")

@@ -17,7 +17,7 @@ from torch import Tensor
 from strobe.attention.sparse.coarse import Estimator, Forced, budget, check_parts, check_share, forced_blocks
 from strobe.attention.sparse.layout import TileLayout, held, made_apart, tile_layout
 from strobe.attention.sparse.spec import SparseSpec
-from strobe.attention.sparse.stages.types import Call, Grid, SelectionSpec
+from strobe.attention.sparse.stages.types import Call, Grid, Rope, SelectionSpec
 from strobe.attention.sparse.tiled import Plan, Tiles, chosen_impl, fine_spec, fuses, graded
 from strobe.attention.types import TensorMeta, check, constant_when_traced
 from strobe.core.errors import ConfigError, ShapeError
@@ -116,9 +116,7 @@ _NUMBERS: Final = frozenset((int,))
 """Likewise of the numbers of the heads."""
 
 
-def key_of(
-    q: Tensor, k: Tensor, v: Tensor, gate: Tensor | None, rope: tuple[Tensor, Tensor] | None, options: VideoOptions
-) -> Key | None:
+def key_of(q: Tensor, k: Tensor, v: Tensor, gate: Tensor | None, rope: Rope, options: VideoOptions) -> Key | None:
     """Return what decides on the plan of a call, unchecked; None where the plan is not to be found by it.
 
     A plan is seen again only after a call of an equal key has passed every check. So what is equal must also be the same: the
@@ -146,9 +144,7 @@ def key_of(
     ), numbers  # fmt: skip
 
 
-def arrangement(
-    tensors: tuple[Tensor, Tensor, Tensor], rope: tuple[Tensor, Tensor] | None, gate: Tensor | None
-) -> tuple[Any, ...]:
+def arrangement(tensors: tuple[Tensor, Tensor, Tensor], rope: Rope, gate: Tensor | None) -> tuple[Any, ...]:
     """Return what a prepared call rests on beside the plan: how the memory of its tensors is read."""
     q, k, v = tensors
     tables: tuple[Any, ...] = ()

@@ -88,26 +88,10 @@ def tree_attention(
     Source: arXiv 2408.04093; the merge of arXiv 1805.02867.
     """
     return _attend(
-        q,
-        k,
-        v,
-        return_lse,
-        seconds_of(timeout),
-        group=group,
-        mesh=mesh,
-        shards=shards,
-        strategy=strategy,
-        q_placement=q_placement,
-        kv_placement=kv_placement,
-        out_placement=out_placement,
-        q_lengths=q_lengths,
-        causal=causal,
-        window=window,
-        sinks=sinks,
-        q_start=q_start,
-        softmax_scale=softmax_scale,
-        links=links,
-    )
+        q, k, v, return_lse, seconds_of(timeout), group=group, mesh=mesh, shards=shards, strategy=strategy,
+        q_placement=q_placement, kv_placement=kv_placement, out_placement=out_placement, q_lengths=q_lengths, causal=causal,
+        window=window, sinks=sinks, q_start=q_start, softmax_scale=softmax_scale, links=links,
+    )  # fmt: skip
 
 
 def _run_call(q: Tensor, k: Tensor | None, v: Tensor | None, return_lse: bool, seconds: float, **options: Any) -> AttentionOutput:
@@ -124,12 +108,7 @@ def _run_call(q: Tensor, k: Tensor | None, v: Tensor | None, return_lse: bool, s
 _attend = outside_graphs(_run_call, "tree attention waits for other processes")
 
 
-def explain(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    **options: Any,
-) -> TreePlan:
+def explain(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> TreePlan:
     """Say which strategy `tree_attention` would run for these arguments and what each would cost. Nothing runs, nothing is sent.
 
     The arguments are those of `tree_attention`.

@@ -145,8 +145,8 @@ def measure(comm: Comm, device: torch.device, dtype: torch.dtype, timeout_s: flo
     (flops, many), (read, few) = _local_cases(device, dtype)
     local = [many, few, *(run for _, run in merges)]
     pairs = [_time(run, device) for run in (*(run for _, _, run in runs), *local)]
-    device_s = _slowest(call, [pair[0] for pair in pairs], device)
-    host_s = _slowest(call, [pair[1] for pair in pairs], device)
+    both = (torch.tensor(each, device=device) for each in zip(*pairs, strict=True))
+    device_s, host_s = (call.all_reduce(each, largest=True).tolist() for each in both)
     rates: dict[str, Rate] = {}
     for kind in KINDS:
         chosen = [i for i, run in enumerate(runs) if run[0] == kind]
@@ -216,10 +216,7 @@ def _local_cases(device: torch.device, dtype: torch.dtype) -> tuple[_Case, _Case
         shard = Shard(k=keys, v=keys, segments=(Segment(start=0, length=keys.shape[1]),))
         return partial(local_attention, queries, shard, Mask(), (0, queries.shape[1]), dim**-0.5)
 
-    return (
-        (4 * heads * dim * small * 2 * small, attend(q, k)),
-        (2 * heads * dim * large * dtype.itemsize, attend(one, long)),
-    )
+    return ((4 * heads * dim * small * 2 * small, attend(q, k)), (2 * heads * dim * large * dtype.itemsize, attend(one, long)))
 
 
 def _time(run: Callable[[], object], device: torch.device) -> tuple[float, float]:
@@ -248,11 +245,6 @@ def _on_gpu(run: Callable[[], object]) -> tuple[float, float]:
     last.record()
     torch.cuda.synchronize()
     return first.elapsed_time(last) / 1e3 / RUNS, started / RUNS
-
-
-def _slowest(call: CollectiveCall, seconds: Sequence[float], device: torch.device) -> list[float]:
-    slowest: list[float] = call.all_reduce(torch.tensor(seconds, device=device), largest=True).tolist()
-    return slowest
 
 
 RING_LAUNCHES: Final = 4
@@ -514,11 +506,7 @@ def _predict(spec: TreeSpec, ranks: RankLengths, strategy: Strategy, links: Link
     elif spec.out_placement == "sequence":
         bill.add("result to rows", "exchange", outer * rows * row / tree, columns)
     return StrategyCost(
-        strategy=strategy,
-        messages=tuple(bill.messages),
-        local_s=bill.local_s,
-        hidden_s=bill.hidden_s,
-        host_s=bill.idle_s,
+        strategy=strategy, messages=tuple(bill.messages), local_s=bill.local_s, hidden_s=bill.hidden_s, host_s=bill.idle_s
     )
 
 

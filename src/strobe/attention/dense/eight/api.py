@@ -80,13 +80,7 @@ _choose = lru_cache(maxsize=256)(choose)
 
 
 def eightbit_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *,
-    softmax_scale: float | None = None,
-    impl: str = "auto",
-    return_lse: bool = False,
+    q: Tensor, k: Tensor, v: Tensor, *, softmax_scale: float | None = None, impl: str = "auto", return_lse: bool = False
 ) -> AttentionOutput:
     """Round q, k and v to eight bits and attend: `out = softmax(q k^T * softmax_scale) v`, forward only.
 
