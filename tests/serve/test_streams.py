@@ -166,7 +166,7 @@ def test_a_preset_costs_what_its_full_frame_blocks_take() -> None:
     full = -(-resolve(worker.configs["turbo"], defaults, torch.device("cpu")).policy.window // defaults.frame_block)
 
     def made(index: int, ms: float, entered: object | None = None) -> Any:
-        return SimpleNamespace(index=index, block_ms=ms, entered=entered)
+        return SimpleNamespace(index=index, block_ms=lambda: ms, entered=entered)
 
     for index in range(full):
         worker._learn("turbo", made(index, 900.0, object()))  # its window fills

@@ -242,8 +242,8 @@ def record_of(worker: Worker, name: str) -> SavedStream:
     image = stream.origin.image
     return SavedStream(
         name=name,
-        model=stream.model.name,
-        weights=stream.model.weights_hash,
+        model=stream.sessions.model.name,
+        weights=stream.sessions.model.weights_hash,
         origin=dataclasses.replace(stream.origin, image=b""),
         image_sha256=hashlib.sha256(image).hexdigest() if image else "",
         generation=stream.generation,
@@ -252,7 +252,7 @@ def record_of(worker: Worker, name: str) -> SavedStream:
         waiting=stream.waiting,
         frames_made=stream.frames_made,
         painted=stream.painted,
-        device=device_name(stream.device),
+        device=device_name(stream.sessions.device),
         versions=versions(),
     )
 
