@@ -132,11 +132,13 @@ async def test_a_viewer_that_paints_nothing_gets_no_more_than_it_may_hold(runnin
 
 
 @pytest.mark.parametrize("codec", ["jpeg", "h264"])
-async def test_a_viewer_with_a_start_buffer_plays(running: Running, codec: protocol.Codec) -> None:
+async def test_a_viewer_plays_and_tells_which_prompts_were_refused(running: Running, codec: protocol.Codec) -> None:
     async with watch(running.ws, prompt=CIRCLE, codec=codec) as viewer:
-        playback = await viewer.play(6.0)
+        playback = await viewer.play(4.0, prompts=[(0.2, "a dragon in the snow"), (0.4, "a blue square moving up")])
         await viewer.send(protocol.Close())
     assert playback.painted == len(playback.late_ms) > 16
+    assert len(playback.errors) == 1 and "dragon" in playback.errors[0]
+    assert "errors=[" in repr(playback) and not any(name in repr(playback) for name in ("_due", "_dry", "_epoch"))
 
 
 async def test_recording_and_recipe(running: Running) -> None:
@@ -235,16 +237,6 @@ async def test_a_viewer_that_comes_back_while_its_stream_fails_is_told(running: 
             pass
 
 
-async def test_a_server_that_goes_tells_its_viewers() -> None:
-    with serving() as here:
-        async with watch(here.ws, prompt=CIRCLE) as viewer:
-            await pictures(viewer, 3)
-            hub = here.hub
-            hub.loop.call_soon_threadsafe(lambda: hub.loop.create_task(here.server.drain()))
-            found = await answer(viewer, protocol.Ended)
-        assert "shutting down" in found.reason
-
-
 KEEP_S = 0.5
 
 
@@ -293,14 +285,11 @@ async def test_the_server_s_status_and_sentence_are_passed_on(closed: Running, m
     monkeypatch.setattr("socket.getaddrinfo", lambda host, *rest, **more: real("127.0.0.1", *rest, **more))
     with pytest.raises(SessionError, match="403: .*--allow-host"):
         await opened(f"ws://other.example:{closed.port}", token=TOKEN)
-    assert await opened(closed.ws, token=TOKEN) == "turbo"
+    for address in (closed.ws, closed.http + "/"):  # the second: as the server prints it
+        assert await opened(address, token=TOKEN) == "turbo"
     monkeypatch.setattr(closed.server, "hub", None)
     with pytest.raises(SessionError, match="503: the server is warming up"):
         await opened(closed.ws, token=TOKEN)
-
-
-async def test_the_address_that_the_server_prints_is_taken(running: Running) -> None:
-    assert await opened(running.http + "/") == "turbo"
 
 
 async def test_an_address_that_nobody_answers_is_named() -> None:
@@ -315,11 +304,3 @@ async def test_an_address_that_nobody_answers_is_named() -> None:
 async def test_what_is_no_address_is_told(url: str) -> None:
     with pytest.raises(ConfigError, match=r"give it as `strobe serve` prints it, such as http://127\.0\.0\.1:7860"):
         await opened(url)
-
-
-async def test_a_playback_tells_which_prompts_were_refused(running: Running) -> None:
-    async with watch(running.ws, prompt=CIRCLE) as viewer:
-        playback = await viewer.play(2.0, prompts=[(0.2, "a dragon in the snow"), (0.4, "a blue square moving up")])
-    assert len(playback.errors) == 1 and "dragon" in playback.errors[0]
-    assert "errors=[" in repr(playback) and "_due" not in repr(playback) and "_dry" not in repr(playback)
-    assert "_epoch" not in repr(playback)

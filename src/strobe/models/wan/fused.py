@@ -172,8 +172,8 @@ class FusedPass:
     def _feed_forward(self, layer: WanLayer, normed: Tensor | Quantized) -> Tensor:
         up, gelu, down = layer.ffn
         hidden: Tensor | Quantized
-        plain = isinstance(normed, Tensor) and not isinstance(down, Fp8Linear) and type(up) is nn.Linear
-        if plain and normed.is_cuda and normed.dtype == up.weight.dtype:  # CUDA fuses GELU by tanh; a CPU has that by erf
+        fuses = type(up) is nn.Linear and not isinstance(down, Fp8Linear)  # on CUDA, which has GELU by tanh; a CPU has erf
+        if isinstance(normed, Tensor) and fuses and normed.is_cuda and normed.dtype == up.weight.dtype:
             with span(FFN_UP):
                 hidden = _up_and_gelu(up, normed)
         else:
