@@ -120,11 +120,7 @@ class Keeper:
     def write(self, record: SavedStream) -> Future[None]:
         """Write the log of a stream if it has changed."""
         kept = self._kept.get(record.name)
-        if kept is None:
-            found: Future[None] = Future()
-            found.set_result(None)
-            return found
-        return self._logs.submit(self._write_then, kept, record, lambda: None)
+        return self.flush() if kept is None else self._logs.submit(self._write_then, kept, record, lambda: None)
 
     def save(self, name: str, snapshot: Snapshot, record: SavedStream) -> Future[None]:
         """Write a snapshot that was taken when the stream was as the record says."""
