@@ -13,12 +13,7 @@ from strobe.core.tolerances import tolerance
 from strobe.models.wan.config import WanConfig
 from strobe.models.wan.dit import CausalWan
 from strobe.models.wan.flow import shifted_sigma, to_x0
-from strobe.models.wan.layers import (
-    device_table,
-    rope_table,
-    rotate,
-    rotate_temporal,
-)
+from strobe.models.wan.layers import device_table, rope_table, rotate, rotate_temporal
 from strobe.models.wan.transformer import TextKV, distinct_rows
 
 ELEMENT = tolerance("element", "float32")
