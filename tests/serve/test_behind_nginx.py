@@ -16,7 +16,7 @@ import httpx
 import pytest
 
 from certificate import write_certificate
-from live_server import CHROMIUM, Running, serving
+from live_server import CHROMIUM, Running, recorded, serving
 
 NGINX = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin")
 PROGRAMS = {"chromium": CHROMIUM, "nginx": NGINX, "openssl": shutil.which("openssl")}
@@ -101,16 +101,7 @@ def test_the_page_logs_in_plays_and_downloads(browser: Any, server: Running, tmp
         assert "h264" in page.inner_text("#facts")  # a secure context behind TLS
         (cookie,) = context.cookies()
         assert cookie["path"] == (prefix.rstrip("/") or "/") and cookie["secure"] and cookie["httpOnly"]
-        page.click("#record")
-        page.locator("#record[aria-pressed='true']").wait_for(timeout=10_000)
-        made = page.evaluate("() => strobe.strip.blocks.at(-1)?.index ?? 0")
-        page.wait_for_function("(made) => strobe.strip.blocks.at(-1)?.index > made + 1", arg=made, timeout=30_000)
-        page.click("#record")
-        page.locator("#download").wait_for(state="visible", timeout=20_000)
-        with page.expect_download() as started:
-            page.click("#download")
-        started.value.save_as(tmp_path / "clip.mp4")
-        assert (tmp_path / "clip.mp4").read_bytes()[4:8] == b"ftyp"
+        recorded(page, tmp_path / "clip.mp4")
         if prefix == "/":
             assert httpx.get(f"{address}/metrics", verify=False, headers={"Authorization": f"Bearer {TOKEN}"}).status_code == 403
         context.close()

@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from live_server import CHROMIUM, Running, in_shots, serving
+from live_server import CHROMIUM, Running, in_shots, recorded, serving
 from strobe.engine.load import load
 from strobe.engine.prompts import MODES
 from strobe.models.shapes.grammar import BACKGROUNDS, COLOURS
@@ -165,17 +165,7 @@ def test_branches_go_back_and_beside(page: Any) -> None:
 
 
 def test_a_recorded_clip_downloads(page: Any, tmp_path: Path) -> None:
-    page.click("#record")
-    page.locator("#record[aria-pressed='true']").wait_for(timeout=10_000)
-    made = page.evaluate("() => strobe.strip.blocks.at(-1)?.index ?? 0")
-    page.wait_for_function("(made) => strobe.strip.blocks.at(-1)?.index > made + 1", arg=made, timeout=30_000)
-    page.click("#record")
-    page.locator("#download").wait_for(state="visible", timeout=20_000)
-    with page.expect_download() as started:
-        page.click("#download")
-    clip = tmp_path / "clip.mp4"
-    started.value.save_as(clip)
-    assert clip.read_bytes()[4:8] == b"ftyp"
+    recorded(page, tmp_path / "clip.mp4")
 
 
 def test_a_lost_connection_comes_back(page: Any) -> None:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from strobe.core.errors import DataError
 from strobe.serve import protocol
 from strobe.serve.encode import KEY_EVERY_S, Encoder
-from strobe.serve.protocol import CODECS, Codec, Picture, read_picture, read_server, read_viewer, write
+from strobe.serve.protocol import CODECS, Codec, Picture, read_picture, read_viewer
 
 PLAYER = Path(protocol.__file__).with_name("static") / "player.js"
 
@@ -79,20 +79,6 @@ def test_no_text_crashes_the_reader_of_messages(text: str) -> None:
 def test_what_is_out_of_bounds_is_refused(text: str) -> None:
     with pytest.raises(DataError):
         read_viewer(text)
-
-
-def test_messages_come_back_as_they_were() -> None:
-    for message in (
-        protocol.Open(v=1, prompt="a", seed=3),
-        protocol.Reset(seed=4),
-        protocol.PaintedFrame(frame=1, generation=0, epoch=0),
-    ):
-        assert read_viewer(write(message)) == message
-    for answer in (
-        protocol.Refused(reason="r", fits=["turbo"], retry_s=None),
-        protocol.RecordingState(on=False, download="", frames=0),
-    ):
-        assert read_server(write(answer)) == answer
 
 
 def test_the_page_speaks_this_version() -> None:

@@ -21,7 +21,7 @@ import pytest
 
 import strobe
 from faults import small_disk
-from live_server import CIRCLE, SQUARE, STAR, Running, expected, frames, live_stream, serving
+from live_server import CIRCLE, SQUARE, STAR, Running, answer, expected, frames, live_stream, pictures, serving
 from strobe.core.errors import DataError, SessionError
 from strobe.engine.model import Model
 from strobe.serve import hub as hub_module
@@ -30,7 +30,7 @@ from strobe.serve.client import RefusedError, watch
 from strobe.serve.hub import Recordings
 from strobe.serve.keeper import Keeper, record_of
 from strobe.serve.metrics import Metrics
-from strobe.serve.protocol import Picture, PromptEntry
+from strobe.serve.protocol import PromptEntry
 from strobe.serve.store import SavedStream, Store, StreamFolder
 from strobe.serve.streams import LiveStream, Origin
 from tiny_model import well_read_model
@@ -231,33 +231,20 @@ async def test_a_viewer_is_told_at_once_and_downloads_what_is_whole(
     hub = bundled.hub
     own, hub.recordings = hub.recordings, Recordings(hub.metrics, hub.recorded)
     before = failures(hub.metrics)
-
-    async def until_recorded(viewer: Any) -> protocol.RecordingState:
-        while True:
-            message = await viewer.receive()
-            if isinstance(message, Picture):
-                await viewer.seen(message)
-            elif isinstance(message, protocol.RecordingState):
-                return message
-
     try:
         async with watch(bundled.ws, prompt=CIRCLE) as viewer:
             await viewer.send(protocol.Record(on=True))
-            assert (await until_recorded(viewer)).on
+            assert (await answer(viewer, protocol.RecordingState)).on
             fill(disk, 16 << 10)
-            found = await until_recorded(viewer)  # nobody asked
+            found = await answer(viewer, protocol.RecordingState)  # nobody asked
             await viewer.send(protocol.Record(on=False))
-            again = await until_recorded(viewer)
+            again = await answer(viewer, protocol.RecordingState)
             (disk / "other").unlink()
             await viewer.send(protocol.Record(on=True))
-            assert (await until_recorded(viewer)).on
-            number = 0
-            while number < 40:  # more than wait at the viewer
-                if isinstance(message := await viewer.receive(), Picture):
-                    await viewer.seen(message)
-                    number += 1
+            assert (await answer(viewer, protocol.RecordingState)).on
+            await pictures(viewer, 40)  # more than wait at the viewer
             await viewer.send(protocol.Record(on=False))
-            other = await until_recorded(viewer)
+            other = await answer(viewer, protocol.RecordingState)
         clip = httpx.get(bundled.http + found.download)
         assert clip.status_code == 200 and decoded(clip.content) == found.frames > 0
     finally:
@@ -313,36 +300,24 @@ async def test_a_kept_stream_plays_on_and_its_viewer_and_operator_are_told_once(
     disk: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Until there is room again: then its log is written with the next frame block."""
-
-    async def until_told(viewer: Any, number: int) -> list[protocol.Error]:
-        """The messages of refusal among so many pictures."""
-        told = []
-        while number:
-            message = await viewer.receive()
-            told += [message] if isinstance(message, protocol.Error) else []
-            if isinstance(message, Picture):
-                await viewer.seen(message)
-                number -= 1
-        return told
-
     with serving(keep=disk / "streams", keep_every=0) as here:
-        keeper, told = here.hub.keeper, []
+        keeper, told = here.hub.keeper, list[Any]()
         assert keeper is not None
         async with watch(here.ws, prompt=CIRCLE) as viewer:
-            await until_told(viewer, 3)
+            await pictures(viewer, 3)
             fill(disk, 0)
             for text in (SQUARE, STAR, SQUARE):
                 await viewer.send(protocol.Prompt(text=text))
-                told += await until_told(viewer, 13)
+                await pictures(viewer, 13, told)
             full = keeper.up_to_date(viewer.welcome.stream)
             with pytest.raises(RefusedError) as refused:
                 async with watch(here.ws, prompt=CIRCLE):
                     pass
             (disk / "other").unlink()
-            await until_told(viewer, 30)
+            await pictures(viewer, 30)
             later = keeper.up_to_date(viewer.welcome.stream)
         counted = httpx.get(f"{here.http}/metrics").text
-    assert [each.message for each in told] == [
+    assert [each.message for each in told if isinstance(each, protocol.Error)] == [
         "the server cannot keep this stream now: if the server ends, the stream comes back in an older state"
     ]
     assert not full and later and "can keep no stream now" in str(refused.value) and str(disk) not in str(refused.value)

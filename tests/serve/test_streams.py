@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 import strobe
 from fake_gpu import FakeGpu
-from live_server import CIRCLE, SQUARE, Running, expected, frames, in_shots, live_stream
+from live_server import CIRCLE, SQUARE, Running, expected, frames, in_shots, live_stream, until
 from simulate import Arrival, simulate
 from strobe.core.errors import ConfigError, SessionError, StrobeError
 from strobe.engine.model import Model
@@ -88,52 +88,17 @@ def test_a_session_that_another_stream_used_makes_what_a_new_one_does(model: Mod
     assert spares.clear() and not spares.clear() and spares.count(preset("turbo")) == 0
 
 
-def test_a_branch_goes_on_as_the_stream_did(model: Model) -> None:
+def test_a_prompt_or_a_reset_that_is_refused_changes_nothing(model: Model) -> None:
     stream = live_stream(model)
-    frames(stream, 2)
-    branch = stream.mark("here")
-    first = frames(stream, 3)
-    generation = stream.generation
-    stream.prompt(SQUARE, "recache", 4)
-    frames(stream, 1)
-    stream.go(branch.number)
-    assert stream.generation == generation + 1 and stream.frames_made == branch.frame
-    assert np.array_equal(frames(stream, 3), first)
-    other = stream.forked(branch.number, "other")
-    assert np.array_equal(frames(other, 3), first)
-
-
-def test_frames_epochs_and_the_log_are_counted(model: Model) -> None:
-    stream = live_stream(model)
-    blocks = [stream.make() for _ in range(2)]
-    _, at = stream.prompt(SQUARE, "recache", 4)
-    blocks += [stream.make() for _ in range(2)]
-    starts = np.cumsum([0, *(len(block.frames) for block in blocks)])
-    assert [block.first_frame for block in blocks] == list(starts[:-1])
-    assert [block.epoch for block in blocks] == [int(block.index >= at) for block in blocks]
-    assert [block.index for block in blocks if block.entered] == [0, at]
-    assert [blocks[-1].cache[name] for name in ("shots", "begins", "pinned")] == [0, 0, 0], "it has no shots"
-    assert stream.recipe().prompts[-1].frame_block == at and stream.recipe().frame_blocks == 4
-
-
-def test_a_prompt_that_is_refused_changes_nothing(model: Model) -> None:
-    stream, other = live_stream(model), live_stream(model)
-    frames(stream, 1), frames(other, 1)
+    made, log = frames(stream, 1), stream.log
     with pytest.raises(ConfigError):
         stream.prompt("a purple elephant", "recache", 4)
     with pytest.raises(ConfigError, match="empty"):
         stream.prompt("   ", "recache", 4)
-    assert stream.log == other.log and np.array_equal(frames(stream, 2), frames(other, 2))
-
-
-def test_a_reset_that_is_refused_leaves_the_stream(model: Model) -> None:
-    stream, other = live_stream(model), live_stream(model)
-    frames(stream, 2), frames(other, 2)
     with pytest.raises(ConfigError):
         stream.reset(Origin(prompt="an elephant", seed=0, preset="turbo"), preset("turbo"))
-    assert stream.generation == 0 and np.array_equal(frames(stream, 1), frames(other, 1))
-    stream.reset(Origin(prompt="a red circle moving left", seed=3, preset="turbo"), preset("turbo"))
-    assert stream.generation == 1 and np.array_equal(frames(stream, 3), expected(model, 3))
+    assert stream.log == log and stream.generation == 0
+    assert np.array_equal(np.concatenate([made, frames(stream, 2)]), expected(model, 3))
 
 
 def test_after_a_reset_a_block_is_given_up_and_made_anew(model: Model) -> None:
@@ -201,7 +166,7 @@ def test_a_preset_costs_what_its_full_frame_blocks_take() -> None:
     full = -(-resolve(worker.configs["turbo"], defaults, torch.device("cpu")).policy.window // defaults.frame_block)
 
     def made(index: int, ms: float, entered: object | None = None) -> Any:
-        return SimpleNamespace(index=index, block_ms=ms, entered=entered)
+        return SimpleNamespace(index=index, block_ms=lambda: ms, entered=entered)
 
     for index in range(full):
         worker._learn("turbo", made(index, 900.0, object()))  # its window fills
@@ -259,8 +224,9 @@ def test_a_prompt_gives_up_the_block_under_way_only_of_a_stream_that_plays_alone
     assert np.array_equal(
         np.concatenate([block.frames for block in blocks[:7]]), expected(model, 7, strobe.Switch(frame_block=at, prompt=SQUARE))
     )
-    assert [block.index for block in blocks] == [*range(len(blocks))]
-    assert [block.epoch for block in blocks] == [int(block.index >= at) for block in blocks]
+    assert [(block.index, block.first_frame, block.epoch, block.entered is not None) for block in blocks] == [
+        (number, max(0, 12 * number - 3), int(number >= at), number in (0, at)) for number in range(len(blocks))
+    ]
     (timed,) = [block.timed for block in blocks if block.timed is not None]
     assert blocks[at].timed is timed
     assert timed.arrived_s <= timed.asked_s <= timed.encoded_s <= timed.begun_s <= timed.made_s  # type: ignore[operator]
@@ -317,13 +283,6 @@ def test_whoever_was_steered_or_else_runs_dry_first_is_next_and_order_does_not_m
     if chosen is not None:
         assert wanting[chosen].ahead_s == min(demand.ahead_s for demand in wanting.values())
         assert {choose(list(order)) for order in list(permutations(asked))[:24]} == {chosen}
-
-
-def test_a_stream_that_is_paused_or_ahead_is_not_made() -> None:
-    ahead = Demand(stream="a", ahead_s=2.0, target_s=1.0)
-    paused = Demand(stream="b", ahead_s=0.0, target_s=1.0, running=False)
-    assert choose([ahead, paused]) is None
-    assert choose([ahead, paused, Demand(stream="c", ahead_s=0.9, target_s=1.0)]) == "c"
 
 
 def test_the_one_too_many_is_told_what_would_fit() -> None:
@@ -395,7 +354,7 @@ def test_steady_streams_within_the_bound_make_every_deadline(block_s: float, num
 NOW_S = 1000.0
 
 
-async def until(viewer: LoadViewer, kind: type) -> Any:
+async def told_next(viewer: LoadViewer, kind: type) -> Any:
     """The next message of a kind; nothing is said of pictures."""
     while not isinstance(message := await viewer.receive(), kind):
         pass
@@ -415,7 +374,7 @@ async def test_the_device_is_told_at_once_whenever_a_stream_is_to_run_or_to_rest
     monkeypatch.setattr(hub, "tell_worker", tell)
     async with watch(running.ws, prompt=CIRCLE) as viewer:
         channel = hub.channels[viewer.welcome.stream]
-        await until(viewer, Picture)
+        await told_next(viewer, Picture)
         assert told == [(True, True)]
         began = time.monotonic()
         for message, answer in (
@@ -424,18 +383,12 @@ async def test_the_device_is_told_at_once_whenever_a_stream_is_to_run_or_to_rest
             (protocol.Prompt(text=SQUARE), protocol.Prompted),
         ):
             await viewer.send(message)
-            await until(viewer, answer)
-        for _ in range(100):
-            if len(told) == 4:
-                break
-            await asyncio.sleep(0.05)
+            await told_next(viewer, answer)
+        until("the last is not told", lambda: len(told) == 4)
         assert told[1:] == [(False, True), (True, True), (True, True)]
         assert channel.quiet_s > began
-    for _ in range(100):
-        if channel.send is None and told[-1] == (True, False):
-            break
-        time.sleep(0.05)
-    assert told[-1] == (True, False) and channel.left_s > channel.quiet_s
+    until("that nobody watches is not told", lambda: channel.send is None and told[-1] == (True, False))
+    assert channel.left_s > channel.quiet_s
 
 
 def hub_of_one() -> tuple[Hub, Channel]:

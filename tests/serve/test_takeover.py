@@ -166,7 +166,7 @@ async def test_a_server_that_ends_tells_its_viewers_and_the_next_one_goes_on(tmp
                 return found, viewer, ended
 
         found, before, ended = await first()
-    assert "connect again" in ended.reason and ended.resume_s == 300.0
+    assert "the server is shutting down; the stream is kept, connect again" in ended.reason and ended.resume_s == 300.0
     (saved,) = heads(tmp_path)
     assert saved["painted"] == saved["frames_made"] == len(found) or not every
     assert bool(saved["states"]) == bool(every)

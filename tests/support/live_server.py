@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -140,6 +141,20 @@ def only_prompts_leave_frames_out(found: Sequence[Picture]) -> bool:
         after.frame == before.frame + 1 or (after.frame > before.frame and after.epoch > before.epoch)
         for before, after in pairwise(found)
     )
+
+
+def recorded(page: Any, file: Path) -> None:
+    """Record a clip with the buttons of a page that plays, and download it."""
+    page.click("#record")
+    page.locator("#record[aria-pressed='true']").wait_for(timeout=10_000)
+    made = page.evaluate("() => strobe.strip.blocks.at(-1)?.index ?? 0")
+    page.wait_for_function("(made) => strobe.strip.blocks.at(-1)?.index > made + 1", arg=made, timeout=30_000)
+    page.click("#record")
+    page.locator("#download").wait_for(state="visible", timeout=20_000)
+    with page.expect_download() as started:
+        page.click("#download")
+    started.value.save_as(file)
+    assert file.read_bytes()[4:8] == b"ftyp"
 
 
 async def pictures(viewer: LoadViewer, count: int, told: list[Any] | None = None) -> list[Picture]:

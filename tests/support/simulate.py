@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from strobe.serve.scheduler import Demand, StreamCost, choose, refusal
 
@@ -21,20 +21,10 @@ class Arrival:
 
 @dataclass(kw_only=True, slots=True)
 class Watched:
-    """The playback of one viewer, as simulated.
+    """The playback of one viewer: the frame blocks that were ready after it had run dry, and the most video made ahead of it."""
 
-    Args:
-        blocks: frame blocks made for it.
-        late: of them, those that were ready after the viewer had run dry.
-        stall_s: how long it waited in all, the start buffer apart.
-        most_ahead_s: the most video that was ever made ahead of it.
-    """
-
-    preset: str
     admitted: bool
-    blocks: int = 0
     late: int = 0
-    stall_s: float = 0.0
     most_ahead_s: float = 0.0
 
 
@@ -48,7 +38,7 @@ class _Stream:
     switches: list[float]
     made_s: float = 0.0
     began_s: float | None = None
-    waited_s: float = field(default=0.0)
+    waited_s: float = 0.0
 
     def played_s(self, now: float) -> float:
         """Return the seconds of video painted by `now`; the viewer begins with a full buffer, and waits when it is empty."""
@@ -58,18 +48,13 @@ class _Stream:
 
 
 def simulate(
-    arrivals: Sequence[Arrival],
-    costs: Mapping[str, StreamCost],
-    *,
-    memory_bytes: int,
-    start_buffer_s: float,
-    most: int = 1000,
+    arrivals: Sequence[Arrival], costs: Mapping[str, StreamCost], *, memory_bytes: int, start_buffer_s: float
 ) -> list[Watched]:
     """Simulate arrivals with the server's own `admit` and `choose`; return each viewer's playback, in their order.
 
     A frame block after a switch takes `longest_s`, every other `block_s`. Its frames are shown at once, in place of older ones.
     """
-    outcomes: list[Watched] = [Watched(preset=arrival.preset, admitted=False) for arrival in arrivals]
+    outcomes = [Watched(admitted=False) for _ in arrivals]
     streams: list[_Stream] = []
     coming = deque(sorted((arrival.at_s, number) for number, arrival in enumerate(arrivals)))
     now = 0.0
@@ -83,7 +68,7 @@ def simulate(
                 costs,
                 free_bytes=memory_bytes - sum(stream.cost.stream_bytes for stream in streams),
                 start_buffer_s=start_buffer_s,
-                most=most,
+                most=1000,
             )
             outcome.admitted = refused is None
             if refused is None:
@@ -126,12 +111,10 @@ def _make(stream: _Stream, now: float, start_buffer_s: float) -> float:
         dry = stream.began_s + stream.waited_s + stream.made_s
         if ready > dry + 1e-9:
             outcome.late += 1
-            outcome.stall_s += ready - dry
             stream.waited_s += ready - dry
     if switched and stream.began_s is not None:  # the viewer leaves out what it has of the old prompt
         stream.began_s -= stream.made_s - stream.played_s(ready)
     stream.made_s += stream.cost.content_s
-    outcome.blocks += 1
     if stream.began_s is None and stream.made_s >= start_buffer_s:
         stream.began_s = ready
     outcome.most_ahead_s = max(outcome.most_ahead_s, stream.made_s - stream.played_s(ready))

@@ -45,6 +45,16 @@ class Case:
             found: Tensor = self.model(**{**self.arguments, **changes}, return_dict=False)[0]
         return found
 
+    def to(self, dtype: torch.dtype, device: str = "cpu") -> Case:
+        """Move model and arguments; a time stays in float32, but for HunyuanVideo 1.5, whose embedding takes its dtype."""
+        times = () if "encoder_attention_mask_2" in self.arguments else ("timestep", "sigma")
+        moved = {
+            name: each.to(device, dtype if each.is_floating_point() and name not in times else None)
+            for name, each in self.arguments.items()
+            if torch.is_tensor(each)
+        }
+        return Case(self.model.to(device, dtype), self.arguments | moved, self.layers)
+
 
 def randomise(model: nn.Module) -> Any:
     """Give every parameter a value that matters: tables that begin at 0 or 1 would hide what is wrong."""

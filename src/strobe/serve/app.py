@@ -192,14 +192,11 @@ class StreamServer:
         if hub.keeper is not None:
             await hand_over(hub, hub.keeper)
         for channel in hub.channels.values():
-            told = "the server is shutting down"
-            kept = hub.keeper is not None and hub.keeper.has(channel.name)
-            if hub.keeper is not None and kept:
-                told += (
-                    "; the stream is kept"
-                    + ("" if hub.keeper.up_to_date(channel.name) else " in an older state")
-                    + ", connect again"
-                )
+            keeper, told = hub.keeper, "the server is shutting down"
+            kept = keeper is not None and keeper.has(channel.name)
+            if keeper is not None and kept:
+                state = "" if keeper.up_to_date(channel.name) else " in an older state"
+                told += f"; the stream is kept{state}, connect again"
             channel.tell(Ended(reason=told, resume_s=hub.resume_s if kept else 0.0))
         if any(channel.send is not None for channel in hub.channels.values()):
             await asyncio.sleep(0.3)

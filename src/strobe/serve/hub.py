@@ -325,8 +325,8 @@ class Hub:
             hand_out()
         else:
             self.keeper.made(self.worker, name, block, hand_out)
-        self.metrics.blocks.observe(block.block_ms / 1e3)
-        self.metrics.busy.inc(block.block_ms / 1e3)
+        self.metrics.blocks.observe(block.block_ms() / 1e3)
+        self.metrics.busy.inc(block.block_ms() / 1e3)
 
     async def keep(self, channel: Channel) -> None:
         """Keep a stream, which begins here or has changed. Returns when its log is on the disk.
@@ -480,11 +480,11 @@ class Hub:
                 frames=len(block.frames),
                 epoch=block.epoch,
                 generation=block.generation,
-                block_ms=block.block_ms,
+                block_ms=block.block_ms(),
                 encode_ms=channel.encode_ms,
                 queued=len(channel.frames),
                 ahead_ms=1e3 * len(channel.frames) / self.fps,
-                real_time_factor=content_ms / block.block_ms,
+                real_time_factor=content_ms / block.block_ms(),
                 cache=block.cache,
                 **phases,
             )

@@ -120,11 +120,7 @@ class Keeper:
     def write(self, record: SavedStream) -> Future[None]:
         """Write the log of a stream if it has changed."""
         kept = self._kept.get(record.name)
-        if kept is None:
-            found: Future[None] = Future()
-            found.set_result(None)
-            return found
-        return self._logs.submit(self._write_then, kept, record, lambda: None)
+        return self.flush() if kept is None else self._logs.submit(self._write_then, kept, record, lambda: None)
 
     def save(self, name: str, snapshot: Snapshot, record: SavedStream) -> Future[None]:
         """Write a snapshot that was taken when the stream was as the record says."""
@@ -242,8 +238,8 @@ def record_of(worker: Worker, name: str) -> SavedStream:
     image = stream.origin.image
     return SavedStream(
         name=name,
-        model=stream.model.name,
-        weights=stream.model.weights_hash,
+        model=stream.sessions.model.name,
+        weights=stream.sessions.model.weights_hash,
         origin=dataclasses.replace(stream.origin, image=b""),
         image_sha256=hashlib.sha256(image).hexdigest() if image else "",
         generation=stream.generation,
@@ -252,7 +248,7 @@ def record_of(worker: Worker, name: str) -> SavedStream:
         waiting=stream.waiting,
         frames_made=stream.frames_made,
         painted=stream.painted,
-        device=device_name(stream.device),
+        device=device_name(stream.sessions.device),
         versions=versions(),
     )
 

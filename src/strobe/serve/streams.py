@@ -91,7 +91,7 @@ class Block:
         first_frame: number of the first of them.
         entered: the prompt that took effect with it, if one did.
         timed: how this prompt came to be followed, if it came while the stream was open.
-        timed_ms: waits for the time that the device worked for it; a GPU goes on for a while after the frames are there.
+        block_ms: waits for the time that the device worked for it; a GPU goes on for a while after the frames are there.
         phases: ms of denoising, the clean-context pass and decoding; on a GPU, where they overlap, they are not taken apart.
         woken_ms: time that the device was held to bring the stream back from main memory before it; 0: it was there.
     """
@@ -102,17 +102,12 @@ class Block:
     generation: int
     epoch: int
     entered: PromptEntry | None
-    timed_ms: Callable[[], float]
+    block_ms: Callable[[], float]
     phases: dict[str, float]
     made_s: float
     cache: dict[str, int]
     timed: PromptTimes | None = None
     woken_ms: float = 0.0
-
-    @property
-    def block_ms(self) -> float:
-        """Time that the device worked for it; waits until that is known."""
-        return self.timed_ms()
 
 
 class GpuClock:
@@ -267,16 +262,6 @@ class LiveStream:
     _give_up: Callable[[], bool] = lambda: False
     _timed: PromptTimes | None = None
 
-    @property
-    def model(self) -> Model:
-        """The model that runs."""
-        return self.sessions.model
-
-    @property
-    def device(self) -> torch.device:
-        """Device of the stream."""
-        return self.sessions.device
-
     def open(self) -> None:
         """Open the stream's session.
 
@@ -309,9 +294,9 @@ class LiveStream:
         origin = self.origin
         first = next(entry.text for entry in reversed(log) if entry.frame_block == 0)
         if origin.image:
-            start = decode_image(origin.image, self.model.defaults.frame_size)
-            preset, model, seed = self.config, self.model, origin.seed
-            self._session = Session(first, preset=preset, model=model, seed=seed, device=self.device, start=start)
+            start = decode_image(origin.image, self.sessions.model.defaults.frame_size)
+            preset, model, seed = self.config, self.sessions.model, origin.seed
+            self._session = Session(first, preset=preset, model=model, seed=seed, device=self.sessions.device, start=start)
             self._session.warm_up()
         else:
             self._session = self.sessions.take(self.config, seed=origin.seed, prompt=first)
@@ -327,7 +312,8 @@ class LiveStream:
             if each.frame_block >= first
         ]
         self._blocks = self._session.stream(switches=switches, give_up=lambda: self._give_up())
-        self._clock = GpuClock(self.device, late=self._session.config.knobs.late_frames) if self.device.type == "cuda" else None
+        device, late = self.sessions.device, self._session.config.knobs.late_frames
+        self._clock = GpuClock(device, late=late) if device.type == "cuda" else None
 
     @property
     def asleep(self) -> bool:
@@ -369,9 +355,9 @@ class LiveStream:
         assert self._blocks is not None
         phases: dict[str, float] = {}
         if self._clock is not None:
-            block, timed_ms = self._clock.timed(partial(next, self._blocks, None))
+            block, block_ms = self._clock.timed(partial(next, self._blocks, None))
         else:
-            block, timed_ms, phases = self._make_on_cpu(self._blocks)
+            block, block_ms, phases = self._make_on_cpu(self._blocks)
         self.settle()
         if block is None:
             self._go_on()
@@ -388,7 +374,7 @@ class LiveStream:
             generation=self.generation,
             epoch=epoch,
             entered=entered,
-            timed_ms=timed_ms,
+            block_ms=block_ms,
             phases=phases,
             made_s=made_s,
             cache=layout(session, block.index, self.log),
@@ -401,7 +387,7 @@ class LiveStream:
 
     def _make_on_cpu(self, blocks: Iterator[FrameBlock]) -> tuple[FrameBlock | None, Callable[[], float], dict[str, float]]:
         """Return the next frame block, what returns its ms, and the ms of its phases; None for one that was given up."""
-        began, recorder = perf_counter_ns(), TimingRecorder(self.device)
+        began, recorder = perf_counter_ns(), TimingRecorder(self.sessions.device)
         recorder.start_clip()
         with recording(recorder):
             block = next(blocks, None)
@@ -431,8 +417,8 @@ class LiveStream:
         """
         if not text.strip():
             raise ConfigError("the prompt is empty; say what to show")
-        check_mode(mode, over, self.model.defaults.past)
-        check_prompts(self.model.text, [text])
+        check_mode(mode, over, self.sessions.model.defaults.past)
+        check_prompts(self.sessions.model.text, [text])
         epoch, self._next_epoch = self._next_epoch, self._next_epoch + 1
         self._held = PromptEntry(epoch=epoch, frame_block=0, text=text, mode=mode, over=over)
         now = monotonic()
@@ -476,7 +462,7 @@ class LiveStream:
         other = LiveStream(name=self.name, sessions=self.sessions, origin=origin, config=config)
         if not origin.prompt.strip():
             raise ConfigError("the prompt is empty; say what to show")
-        check_prompts(self.model.text, [origin.prompt])
+        check_prompts(self.sessions.model.text, [origin.prompt])
         self.suspend()
         before, self._asleep, opened = self._asleep, None, False
         try:
@@ -531,7 +517,7 @@ class LiveStream:
             SessionError: it is of another seed or preset than the stream has now.
         """
         branch = self.branch(number)
-        self.session.restore(branch.snapshot.to(self.device))
+        self.session.restore(branch.snapshot.to(self.sessions.device))
         self._take(branch)
         self.generation, self.base = self.generation + 1, number
         return branch
@@ -573,9 +559,9 @@ class LiveStream:
         assert self._asleep is not None
         snapshot = self._asleep
         session = self.sessions.take(snapshot.identity.config, seed=self.origin.seed)
-        session.restore(snapshot.to(self.device))
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)  # so that who waits knows how long it took
+        session.restore(snapshot.to(self.sessions.device))
+        if self.sessions.device.type == "cuda":
+            torch.cuda.synchronize(self.sessions.device)  # so that who waits knows how long it took
         self._session, self._asleep = session, None
         self._go_on()
 
@@ -584,15 +570,15 @@ class LiveStream:
         origin = self.origin
         return RecipeAnswer(
             v=VERSION,
-            model=self.model.name,
-            weights=self.model.weights_hash,
+            model=self.sessions.model.name,
+            weights=self.sessions.model.weights_hash,
             preset=origin.preset,
             seed=origin.seed,
             prompts=[each for each in self.log if each.frame_block < max(1, self.blocks_made)],
             frame_blocks=self.blocks_made,
             image=base64.b64encode(origin.image).decode(),
             image_sha256=hashlib.sha256(origin.image).hexdigest() if origin.image else "",
-            device=device_name(self.device),
+            device=device_name(self.sessions.device),
             versions=versions(),
         )
 

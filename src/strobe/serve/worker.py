@@ -186,7 +186,7 @@ class Worker:
                     stream.prompt(prompt, "recache", 4)
                 block = stream.make(self._gives_up)
                 assert block is not None, "nobody steers this stream"
-                times.append(block.block_ms / 1e3)
+                times.append(block.block_ms() / 1e3)
             found: dict[str, float] = {}
             if self.device.type == "cuda":
                 tell(measured + 3, steps, "suspend and wake")
@@ -401,7 +401,7 @@ class Worker:
         if block.index * defaults.frame_block < resolve(self.configs[preset], defaults, self.device).policy.window:
             return
         switched = block.entered is not None
-        self._seen.setdefault((preset, switched), deque(maxlen=_KEPT)).append(block.block_ms / 1e3)
+        self._seen.setdefault((preset, switched), deque(maxlen=_KEPT)).append(block.block_ms() / 1e3)
         steady, after = (list(self._seen.get((preset, kind), ())) for kind in (False, True))
         self.costs[preset] = learn(self._predicted[preset], steady, after)
 

@@ -26,7 +26,7 @@ from strobe.core.libraries import install
 from strobe.integrations import diffusers
 from strobe.integrations.diffusers import sparsify
 from strobe.integrations.diffusers.forward import Pass
-from tiny_pipelines import CASES, clip, gates, hunyuan, is_sparse, ltx2, wan, wan_pipeline
+from tiny_pipelines import CASES, clip, gates, hunyuan, is_sparse, wan, wan_pipeline
 
 SOURCES = str(Path(strobe.__file__).parents[1])
 
@@ -138,50 +138,11 @@ def test_without_diffusers_it_says_how_to_install_it() -> None:
     assert done.stderr.splitlines()[-1].endswith(wanted)
 
 
-def test_wrong_uses_say_what_to_do() -> None:
-    model = wan(1).model
-    for wrong, words in (
-        ({"sparsity": 1.0}, "sparsity: got 1.0, expected 0"),
-        ({"sparsity": "most"}, "sparsity: got 'most', expected 0"),
-        ({"dense_layers": [3]}, "dense_layers: got 3, expected numbers below 3"),
-        ({"dense_layers": -1}, "dense_layers: got -1, expected a number of them"),
-        ({"dense_layers": "all"}, "dense_layers: got 'all', expected a number of them"),
-        ({"forced": True}, "forced: got True, expected a strobe.Forced"),
-    ):
-        with pytest.raises(ConfigError, match=words) as error:
-            sparsify(model, **wrong)
-        assert "\n" not in str(error.value)
-    with pytest.raises(strobe.ShapeError, match="tile: got 'cube'"):
-        sparsify(model, tile="cube")
-    with pytest.raises(ConfigError, match="found no transformer it knows among Linear; it knows WanTransformer3DModel, LTX2"):
-        sparsify(nn.Linear(2, 2))
-    with sparsify(model, sparsity=0.5), pytest.raises(ConfigError, match="WanTransformer3DModel is sparse already; call restore"):
-        sparsify(model, sparsity=0.5)
-
-
-def test_wrong_calls_say_what_to_do() -> None:
-    case = wan(1)
-    with sparsify(case.model, sparsity=0.5, tile=(8, 4, 2)):
-        with pytest.raises(strobe.ShapeError, match=r"tile: \(8, 4, 2\) is larger than the video's grid of \(5, 6, 7\) tokens"):
-            case.run()
-        with pytest.raises(ConfigError, match=r"blocks.0.attn1.processor: no grid of tokens is known; call the transformer"):
-            case.model.blocks[0].attn1(torch.zeros(1, 210, 24))
-    two = ltx2()
-    with sparsify(two.model, sparsity=0.5):
-        with pytest.raises(strobe.ShapeError, match=r"got 210 video tokens for a grid of \(4, 6, 7\), which has 168"):
-            two.run(num_frames=4)
-        with pytest.raises(ConfigError, match="video_self_attention_mask is given"):
-            two.run(video_self_attention_mask=torch.ones(2, 210, 210))
-        with pytest.raises(ConfigError, match="num_frames, height and width were not given"):
-            two.run(num_frames=None, video_coords=two.model.rope.prepare_video_coords(2, 5, 6, 7, torch.device("cpu")))
-    one = hunyuan(4)
-    with sparsify(one.model, sparsity=0.5, impl="cudnn"), pytest.raises(strobe.ImplUnavailableError, match="cudnn"):
-        one.run()
-
-
 def test_a_restored_handle_leaves_the_pipeline_dense() -> None:
     case = wan(1)
     handle = sparsify(case.model, sparsity=0.7, gates=gates())
+    with pytest.raises(ConfigError, match="WanTransformer3DModel is sparse already; call restore"):
+        sparsify(case.model, sparsity=0.5)
     with handle.dense():
         handle.restore()
     assert not is_sparse(case.model), "restored within dense()"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,11 +16,25 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import strobe
-from strobe.core.errors import ConfigError, WeightsError
+from strobe.core.errors import ConfigError, ShapeError, StrobeError, WeightsError
 from strobe.integrations.diffusers import sparsify
 from strobe.integrations.diffusers.fastwan import FastWanPipeline, FastWanScheduler
 from strobe.integrations.diffusers.processors import SparseProcessor
-from tiny_pipelines import CASES, GRID, NUM_TOKENS, WIDTH, clip, gates, hunyuan, ltx2, masked_attention, wan, wan_pipeline
+from tiny_pipelines import (
+    CASES,
+    GRID,
+    NUM_TOKENS,
+    WIDTH,
+    Case,
+    clip,
+    gates,
+    hunyuan,
+    is_sparse,
+    ltx2,
+    masked_attention,
+    wan,
+    wan_pipeline,
+)
 
 ALL_TILES = 1e-12
 """A sparsity that skips no tile, and still goes through tiles."""
@@ -43,45 +58,41 @@ def in_video(name: str, queries: int, keys: int) -> bool:
     return queries in whole and keys in whole
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_sparse_is_attention_with_a_mask_of_pairs(name: str) -> None:
-    case, tile, sparsity = CASES[name](), (3, 2, 4), 0.7
-    dense = case.run()
-    with masked_attention(tile, sparsity, partial(in_video, name)):
-        wanted = case.run()
-    with sparsify(case.model, sparsity=sparsity, tile=tile) as handle:
-        found = case.run()
-        assert {row.selected for row in handle.report().layers} == {4}, "of 12 tiles 0.3 * 12 = 3.6"
-    assert (found - wanted).abs().max() <= 1e-5
-    assert (found - dense).abs().max() > 1e-3, "the mask matters"
+FRAMES: list[tuple[Any, tuple[int, ...]]] = [(2, (0, 1)), ((0, -1), (0, 4)), ((3, 1, -4), (1, 3))]
+"""Dense frames as they are given, and which ones they are."""
 
 
-@pytest.mark.parametrize(("given", "frames"), [(2, (0, 1)), ((0, -1), (0, 4)), ((3, 1, -4), (1, 3))])
-@pytest.mark.parametrize("name", ["wan", "ltx-2.3", "hunyuan", "hunyuan one length", "cosmos"])
-def test_queries_of_dense_frames_see_every_token(name: str, given: Any, frames: tuple[int, ...]) -> None:
+@pytest.mark.parametrize(
+    ("name", "given", "frames"),
+    [
+        *((name, 0, ()) for name in CASES),
+        *((name, *each) for name in ("wan", "ltx-2.3", "hunyuan", "hunyuan one length", "cosmos") for each in FRAMES),
+    ],
+)
+def test_sparse_is_attention_with_a_mask_of_pairs(name: str, given: Any, frames: tuple[int, ...]) -> None:
+    """In which queries of dense frames see every token."""
     case, tile, sparsity = CASES[name](), (3, 2, 4), 0.7
-    with sparsify(case.model, sparsity=sparsity, tile=tile):
+    with sparsify(case.model, sparsity=sparsity if frames else 0.0, tile=tile):
         without = case.run()
     with masked_attention(tile, sparsity, partial(in_video, name), frames):
         wanted = case.run()
     with sparsify(case.model, sparsity=sparsity, tile=tile, dense_frames=given) as handle:
         found = case.run()
-        assert "queries of frames " in str(handle.report())
+        assert {row.selected for row in handle.report().layers} == {4}, "of 12 tiles 0.3 * 12 = 3.6"
+        assert ("queries of frames " in str(handle.report())) == bool(frames)
     assert (found - wanted).abs().max() <= 1e-5
-    assert (found - without).abs().max() > 1e-3, "the frames matter"
+    assert (found - without).abs().max() > 1e-3, "the mask and the frames matter"
 
 
 @pytest.mark.parametrize("name", ["wan", "hunyuan", "cosmos from video"])
 def test_gradients_of_dense_frames_are_those_of_a_mask_of_pairs(name: str) -> None:
     case, tile, sparsity = CASES[name](), (3, 2, 4), 0.7
-    model = case.model.double().requires_grad_(True)
-    arguments = {
-        key: each.double() if torch.is_tensor(each) and each.is_floating_point() else each for key, each in case.arguments.items()
-    }
+    case = case.to(torch.float64)
+    model = case.model.requires_grad_(True)
 
     def gradients() -> dict[str, Tensor]:
         model.zero_grad()
-        model(**arguments, return_dict=False)[0].square().mean().backward()
+        model(**case.arguments, return_dict=False)[0].square().mean().backward()
         return {key: value.grad.clone() for key, value in model.named_parameters() if value.grad is not None}
 
     with masked_attention(tile, sparsity, partial(in_video, name), (0, 4)):
@@ -94,21 +105,6 @@ def test_gradients_of_dense_frames_are_those_of_a_mask_of_pairs(name: str) -> No
     assert found.keys() == wanted.keys()
     assert max((found[key] - each).norm() for key, each in wanted.items()) <= 1e-8 * largest, "an lse is float32"
     assert max((without[key] - each).norm() for key, each in wanted.items()) > 1e-4 * largest, "the frames matter"
-
-
-def test_dense_frames_that_are_not_there_are_said() -> None:
-    case = wan()
-    for wrong, named in ((6, "5"), ((0, 5), "5"), ((-6,), "-6"), (99, "5, 6, 7 and 91 more")):
-        with (
-            sparsify(case.model, sparsity=0.5, dense_frames=wrong),
-            pytest.raises(ConfigError, match=rf"dense_frames: got {named}, and the video has 5 frames of tokens, 0 to 4"),
-        ):
-            case.run()
-    for kind in (-1, "first", True, (0.5,)):
-        with pytest.raises(ConfigError, match=r"dense_frames: got .*, expected a number of them.*, or backward from -1"):
-            sparsify(case.model, sparsity=0.5, dense_frames=kind)  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="gates: dense_frames has no place for those of"):
-        sparsify(case.model, sparsity=0.5, dense_frames=1, gates=gates())
 
 
 def processors_of(model: Any) -> dict[str, Any]:
@@ -169,15 +165,15 @@ def test_a_mask_that_is_written_to_is_counted_again() -> None:
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("name", ["wan", "ltx-2", "hunyuan", "hunyuan 1.5", "cosmos"])
 def test_half_precision(name: str, dtype: torch.dtype) -> None:
-    case = CASES[name]()
-    case.model.to(dtype)
-    changes = {key: each.to(dtype) for key, each in case.arguments.items() if torch.is_tensor(each) and each.is_floating_point()}
-    changes |= {key: case.arguments[key] for key in ("timestep", "sigma") if name == "ltx-2"}
-    dense = case.run(**changes).float()
+    case = CASES[name]().to(dtype)
+    dense = case.run().float()
     with sparsify(case.model, sparsity=ALL_TILES):
-        found = case.run(**changes)
+        found = case.run()
     assert found.dtype == dtype
     assert (found.float() - dense).norm() / dense.norm() < (0.03 if dtype == torch.bfloat16 else 0.004)
+    if name == "wan":
+        with sparsify(case.model, sparsity=0.5, gates=gates()):
+            assert case.run().dtype == case.model.blocks[0].to_gate_compress.weight.dtype == dtype
 
 
 @pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight:UserWarning")  # what autocast makes of RMSNorm
@@ -379,21 +375,19 @@ def test_a_dense_layer_keeps_its_gate() -> None:
         assert {(row.runs, row.gated) for row in handle.report().layers} == {("dense", True)}
 
 
+PER_HEAD = {
+    f"transformer_blocks.{number}.attn1.to_gate_compress.{kind}": torch.zeros(shape)
+    for number in range(2)
+    for kind, shape in (("weight", (2, WIDTH)), ("bias", (2,)))
+}
+
+
 def test_gates_per_head_are_another_thing(tmp_path: Path) -> None:
     """LTX-2.3 has weights of the same name, a row per head, which diffusers loads as to_gate_logits."""
-    per_head = {
-        f"transformer_blocks.{number}.attn1.to_gate_compress.{kind}": torch.zeros(shape)
-        for number in range(2)
-        for kind, shape in (("weight", (2, WIDTH)), ("bias", (2,)))
-    }
-    with pytest.raises(WeightsError, match="a gate on the result of attention"):
-        sparsify(ltx2().model, sparsity=0.5, gates=per_head)
     case = ltx2(gated_attn=True)
-    with pytest.raises(WeightsError, match="holds no to_gate_compress"):
-        sparsify(case.model, sparsity=0.5, gates=per_head)
     case.model.save_pretrained(tmp_path)
     file = tmp_path / "diffusion_pytorch_model.safetensors"
-    save_file(load_file(file) | per_head, file)
+    save_file(load_file(file) | PER_HEAD, file)
     model = type(case.model).from_pretrained(tmp_path)
     with pytest.warns(UserWarning, match="quality not measured"), sparsify(model, sparsity=0.5) as handle:
         assert not any(row.gated for row in handle.report().layers), "no gate of the coarse attention is there"
@@ -406,34 +400,106 @@ def test_gates_of_ltx2_are_used() -> None:
         assert (case.run() - dense).abs().max() > 1e-3
 
 
-def test_gates_that_do_not_fit_are_an_error(tmp_path: Path) -> None:
-    model, given = wan(1).model, gates()
-    lacking = {name: tensor for name, tensor in given.items() if not name.startswith("blocks.2")}
-    stray = given | {"head.to_gate_compress.weight": torch.zeros(1)}
-    (tmp_path / "empty").mkdir()
-    for wrong, words in (
-        (gates(width=36), r"the weight of layer 0 .* has shape \(36, 36\), this model takes \(24, 24\)"),
-        (gates(layers=4), "have one for layer 3; the model has 3 layers"),
-        (lacking, r"lack one for 1 layers \(first 2\)"),
-        (stray, "'head.to_gate_compress.weight' in the tensors given belongs to no layer"),
-        (tmp_path / "empty", "holds no to_gate_compress"),
-        (tmp_path / "nowhere", "does not exist"),
+GATES = gates()
+LACKING = {name: tensor for name, tensor in GATES.items() if not name.startswith("blocks.2")}
+STRAY = {"head.to_gate_compress.weight": torch.zeros(1)}
+REFUSED: dict[type[StrobeError], list[tuple[Callable[[], Any], dict[str, Any], str]]] = {
+    ConfigError: [
+        (wan, {"sparsity": 1.0}, "sparsity: got 1.0, expected 0"),
+        (wan, {"sparsity": "most"}, "sparsity: got 'most', expected 0"),
+        (wan, {"dense_layers": [3]}, "dense_layers: got 3, expected numbers below 3"),
+        (wan, {"dense_layers": -1}, "dense_layers: got -1, expected a number of them"),
+        (wan, {"dense_layers": "all"}, "dense_layers: got 'all', expected a number of them"),
+        *(
+            (wan, {"dense_frames": kind}, "dense_frames: got .*, expected a number of them.*, or backward from -1")
+            for kind in (-1, "first", True, (0.5,))
+        ),
+        (wan, {"forced": True}, "forced: got True, expected a strobe.Forced"),
+        (wan, {"gates": 3}, "gates: got a int, expected 'auto'"),
+        (wan, {"gates": GATES, "sparsity": "auto"}, "not known for a model of width 24; give sparsity="),
+        (wan, {"gates": GATES, "dense_frames": 1}, "gates: dense_frames has no place for those of"),
+        (wan, {"gates": GATES, "pool_skipped": True}, "gates: pool_skipped has no place for those of .* given; give gates=None"),
+        (
+            hunyuan,
+            {"gates": gates(4, blocks="transformer_blocks")},
+            "HunyuanVideo.*Model has no place for those of the tensors",
+        ),
+        (
+            partial(Case, torch.nn.Linear(2, 2), {}, 0),
+            {},
+            "no transformer it knows among Linear; it knows Wan.*, LTX2",
+        ),
+    ],
+    ShapeError: [(wan, {"tile": "cube"}, "tile: got 'cube'")],
+    WeightsError: [
+        (wan, {"gates": gates(width=36)}, r"the weight of layer 0 .* has shape \(36, 36\), this model takes \(24, 24\)"),
+        (wan, {"gates": gates(layers=4)}, "have one for layer 3; the model has 3 layers"),
+        (wan, {"gates": LACKING}, r"lack one for 1 layers \(first 2\)"),
+        (wan, {"gates": GATES | STRAY}, "'head.to_gate_compress.weight' in the tensors given belongs to no layer"),
+        (wan, {"gates": Path(__file__).parent}, "holds no to_gate_compress"),
+        (wan, {"gates": Path("nowhere")}, "does not exist"),
+        (ltx2, {"gates": PER_HEAD}, "a gate on the result of attention"),
+        (partial(ltx2, gated_attn=True), {"gates": PER_HEAD}, "holds no to_gate_compress"),
+    ],
+}
+"""What is given, and what is said of it."""
+
+
+@pytest.mark.parametrize(("error", "make", "options", "words"), [(error, *row) for error in REFUSED for row in REFUSED[error]])
+def test_wrong_uses_say_what_to_do(error: type[StrobeError], make: Callable[[], Any], options: Any, words: str) -> None:
+    model = make().model
+    with pytest.raises(error, match=words) as caught:
+        sparsify(model, **{"sparsity": 0.5} | options)
+    assert "\n" not in str(caught.value)
+    assert not is_sparse(model) and not [name for name in model.state_dict() if "compress" in name], "nothing was left behind"
+
+
+CALLS: list[tuple[Callable[[], Case], dict[str, Any], dict[str, Any], type[StrobeError], str]] = [
+    *(
+        (
+            wan,
+            {"dense_frames": wrong},
+            {},
+            ConfigError,
+            f"dense_frames: got {named}, and the video has 5 frames .*, 0 to 4",
+        )
+        for wrong, named in ((6, "5"), ((0, 5), "5"), ((-6,), "-6"), (99, "5, 6, 7 and 91 more"))
+    ),
+    (wan, {"tile": (8, 4, 2)}, {}, ShapeError, r"tile: \(8, 4, 2\) is larger than the video's grid of \(5, 6, 7\) tokens"),
+    (ltx2, {}, {"num_frames": 4}, ShapeError, r"got 210 video tokens for a grid of \(4, 6, 7\), which has 168"),
+    (ltx2, {}, {"video_self_attention_mask": torch.ones(2, 210, 210)}, ConfigError, "video_self_attention_mask is given"),
+    (hunyuan, {"impl": "cudnn"}, {}, strobe.ImplUnavailableError, "cudnn"),
+]
+
+
+@pytest.mark.parametrize(("make", "options", "changes", "error", "words"), CALLS)
+def test_wrong_calls_say_what_to_do(
+    make: Callable[[], Case], options: Any, changes: Any, error: type[StrobeError], words: str
+) -> None:
+    case = make()
+    with sparsify(case.model, **{"sparsity": 0.5} | options), pytest.raises(error, match=words):
+        case.run(**changes)
+
+
+def test_calls_that_tell_no_grid_say_what_to_do() -> None:
+    one, two = wan(1).model, ltx2()
+    places = two.model.rope.prepare_video_coords(2, 5, 6, 7, torch.device("cpu"))
+    with (
+        sparsify(one, sparsity=0.5),
+        pytest.raises(ConfigError, match="attn1.processor: no grid of tokens is known; call"),
     ):
-        with pytest.raises(WeightsError, match=words) as error:
-            sparsify(model, sparsity=0.5, gates=wrong)
-        assert "\n" not in str(error.value)
-    with pytest.raises(ConfigError, match="HunyuanVideoTransformer3DModel has no place for those of the tensors given"):
-        sparsify(hunyuan().model, sparsity=0.5, gates=gates(4, blocks="transformer_blocks"))
-    with pytest.raises(ConfigError, match="not known for a model of width 24; give sparsity="):
-        sparsify(model, gates=given)
-    with pytest.raises(ConfigError, match="gates: got a int, expected 'auto'"):
-        sparsify(model, sparsity=0.5, gates=3)  # type: ignore[arg-type]
-    assert not [name for name in model.state_dict() if "gate" in name], "nothing was left behind"
+        one.blocks[0].attn1(torch.zeros(1, 210, 24))
+    with sparsify(two.model, sparsity=0.5), pytest.raises(ConfigError, match="num_frames, height and width were not given"):
+        two.run(num_frames=None, video_coords=places)
+
+
+def test_a_gate_of_the_model_is_not_passed_over() -> None:
+    model = wan(1).model
     model.blocks[1].to_gate_compress = torch.nn.Linear(WIDTH, WIDTH)
     with pytest.raises(ConfigError, match="the transformer holds a to_gate_compress that would not be used"):
         sparsify(model, sparsity=0.5)
     with pytest.raises(ConfigError, match="the block of blocks.1.attn1.processor has a to_gate_compress already"):
-        sparsify(model, sparsity=0.5, gates=given)
+        sparsify(model, sparsity=0.5, gates=gates())
     assert not hasattr(model.blocks[0], "to_gate_compress"), "nothing was left behind"
 
 
@@ -458,12 +524,3 @@ def test_a_gate_on_another_device_is_an_error() -> None:
         case.model.blocks[1].to_gate_compress.to("meta")
         with pytest.raises(strobe.ShapeError, match=r"blocks.1.attn1.processor: the gate is on meta, the tokens are on"):
             case.run()
-
-
-def test_the_gates_keep_the_dtype_of_the_model() -> None:
-    case = wan(1)
-    case.model.to(torch.bfloat16)
-    arguments = {name: each.to(torch.bfloat16) if each.is_floating_point() else each for name, each in case.arguments.items()}
-    with sparsify(case.model, sparsity=0.5, gates=gates()):
-        assert case.run(**arguments).dtype == torch.bfloat16
-        assert case.model.blocks[0].to_gate_compress.weight.dtype == torch.bfloat16

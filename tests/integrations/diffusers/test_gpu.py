@@ -25,20 +25,6 @@ WIDE: dict[str, Callable[[], Case]] = {
 OPTIONS: dict[str, Any] = {"sparsity": 0.7, "tile": (3, 2, 4)}
 
 
-def moved(case: Case, dtype: torch.dtype = torch.float32) -> Case:
-    """The same on the GPU."""
-    case.model.to("cuda", dtype)
-    arguments = {
-        name: each.to("cuda", dtype if each.is_floating_point() and name not in ("timestep", "sigma") else None)
-        if torch.is_tensor(each)
-        else each
-        for name, each in case.arguments.items()
-    }
-    if "encoder_attention_mask_2" in arguments:  # 1.5 gives its time embedding the dtype of the timestep
-        arguments["timestep"] = arguments["timestep"].to(dtype)
-    return Case(case.model, arguments, case.layers)
-
-
 def apart(found: Tensor, wanted: Tensor) -> float:
     """Norm of the difference over the norm of what is wanted."""
     found, wanted = found.double().cpu(), wanted.double().cpu()
@@ -50,7 +36,7 @@ def test_a_gpu_computes_what_a_cpu_does(name: str) -> None:
     case = WIDE[name]()
     with sparsify(case.model, **OPTIONS):
         wanted = case.run()
-    there = moved(case)
+    there = case.to(torch.float32, "cuda")
     with sparsify(there.model, **OPTIONS) as handle:
         assert apart(there.run(), wanted) < 2e-3
         assert {row.impl for row in handle.report().layers} == {"triton"}
@@ -58,7 +44,7 @@ def test_a_gpu_computes_what_a_cpu_does(name: str) -> None:
 
 @pytest.mark.parametrize("name", WIDE)
 def test_all_tiles_selected_is_dense_in_bfloat16(name: str) -> None:
-    case = moved(WIDE[name](), torch.bfloat16)
+    case = WIDE[name]().to(torch.bfloat16, "cuda")
     dense = case.run()
     for sparsity in (1e-12, 0.0):
         with sparsify(case.model, sparsity=sparsity):
@@ -67,7 +53,7 @@ def test_all_tiles_selected_is_dense_in_bfloat16(name: str) -> None:
 
 @pytest.mark.parametrize("name", WIDE)
 def test_compiled_layers_compute_the_same(name: str) -> None:
-    case = moved(WIDE[name](), torch.bfloat16)
+    case = WIDE[name]().to(torch.bfloat16, "cuda")
     with sparsify(case.model, **OPTIONS):
         eager = case.run()
         torch._dynamo.reset()
@@ -79,7 +65,7 @@ def test_compiled_layers_compute_the_same(name: str) -> None:
 @pytest.mark.parametrize("name", WIDE)
 def test_compiled_layers_in_cuda_graphs_compute_the_same(name: str) -> None:
     """Compiled before anything ran uncompiled: what a layer keeps must not lie in the graphs' pool, and torch checks that."""
-    case = moved(WIDE[name](), torch.bfloat16)
+    case = WIDE[name]().to(torch.bfloat16, "cuda")
     with sparsify(case.model, **OPTIONS | {"sparsity": 0.6}):
         torch._dynamo.reset()
         case.model.compile_repeated_blocks(fullgraph=True, mode="reduce-overhead")
@@ -106,7 +92,7 @@ def offload(model: Any, kind: str, *, streams: bool) -> None:
 @pytest.mark.parametrize("kind", ["block_level", "leaf_level"])
 def test_gates_are_offloaded_with_their_blocks(kind: str, streams: bool, first: str) -> None:
     given = gates(width=64)
-    here = moved(wan(1, head_dim=32))
+    here = wan(1, head_dim=32).to(torch.float32, "cuda")
     with sparsify(here.model, **OPTIONS, gates=given):
         wanted = here.run()
     case = wan(1, head_dim=32)
@@ -126,6 +112,6 @@ def test_gates_move_with_the_model() -> None:
     case = wan(1, head_dim=32)
     with sparsify(case.model, **OPTIONS, gates=gates(width=64)):
         wanted = case.run()
-        there = moved(case)
+        there = case.to(torch.float32, "cuda")
         assert apart(there.run(), wanted) < 2e-3
         assert case.model.blocks[0].to_gate_compress.weight.is_cuda

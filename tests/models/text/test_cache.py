@@ -224,14 +224,6 @@ def test_layer_by_layer_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class TestMemory:
-    def test_a_text_is_made_once_and_known_then(self) -> None:
-        encoder = Fake()
-        prompts = PromptEncoder(encoder)
-        assert not prompts.ready([PROMPT])
-        first = prompts.encode([PROMPT, "an owl"])
-        assert prompts.ready([PROMPT]) and prompts.ready(["an owl", PROMPT]) and not prompts.ready([PROMPT, "a cat"])
-        assert torch.equal(prompts.encode(["an owl", PROMPT]), first.flip(0)) and encoder.embedded == [PROMPT, "an owl"]
-
     def test_a_text_in_a_folder_is_known_too(self, tmp_path: Path) -> None:
         PromptEncoder(Fake(), PromptCache(tmp_path)).encode([PROMPT])
         encoder = Fake()
@@ -246,7 +238,9 @@ class TestMemory:
         encoder, prompts = Fake(), [f"a {number}" for number in range(4)]
         size = encoder.rows(prompts[0]).nbytes
         memory = PromptEncoder(encoder, limit_bytes=3 * size)
+        assert not memory.ready(prompts[:1])
         memory.encode(prompts[:3])
+        assert memory.ready(prompts[:3]) and not memory.ready(prompts)
         memory.encode([prompts[0]])  # used last
         memory.encode([prompts[3]])
         assert [memory.ready([prompt]) for prompt in prompts] == [True, False, True, True]

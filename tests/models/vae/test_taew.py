@@ -1,4 +1,4 @@
-"""The tiny decoders: the released layout written down as one sequence, and streaming, memories and weights."""
+"""The tiny decoders: the released layout written down as one sequence, and weights."""
 
 from __future__ import annotations
 
@@ -7,15 +7,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from strobe.core.errors import ConfigError, ShapeError, WeightsError
 from strobe.core.tolerances import tolerance
-from strobe.models.vae.stream import StreamingDecoder, predict_state_bytes
-from strobe.models.vae.taew import Taew, TaewConfig, key_names, load_taew, random_taew
+from strobe.models.vae.stream import StreamingDecoder
+from strobe.models.vae.taew import Taew, TaewConfig, key_names, load_taew
 from strobe.models.vae.tiny import TinyVAE, TinyVAEConfig
 from strobe.models.vae.wan.config import WAN21_MEAN, WAN21_STD
 
@@ -105,27 +103,6 @@ def test_it_is_the_released_decoder(vae: Taew, released: Released) -> None:
     close(vae.decode(latents), expected)
 
 
-@settings(max_examples=30)
-@given(cuts=st.sets(st.integers(1, 6)), batch=st.integers(1, 2))
-def test_any_pieces_are_one_call(vae: Taew, cuts: set[int], batch: int) -> None:
-    latents, decoder = draw(2, batch, 7, 4, 1, 2), StreamingDecoder(vae)
-    sizes = [after - before for before, after in pairwise([0, *sorted(cuts), 7])]
-    parts = [decoder.push(part) for part in latents.split(sizes, dim=1)]
-    assert [part.shape[1] for part in parts] == [4 * sizes[0] - 3, *(4 * size for size in sizes[1:])]
-    close(torch.cat(parts, dim=1), vae.decode(latents))
-
-
-def test_memories_are_bounded_and_predicted(vae: Taew) -> None:
-    with torch.device("meta"):
-        unreal, full = Taew(SMALL).double(), Taew(TaewConfig()).bfloat16()
-    decoder = StreamingDecoder(vae)
-    for start in range(4):
-        decoder.push(draw(start, 2, 3, 4, 2, 3))
-        assert decoder.state_bytes == predict_state_bytes(unreal, 2, (2, 3))
-    cells = sum(3 * width * 60 * 104 * 4**level for level, width in enumerate((256, 128, 64)))
-    assert predict_state_bytes(full, 1, (60, 104)) == 2 * cells
-
-
 def test_raw_latents_are_made_first(vae: Taew) -> None:
     mean, std = (0.3, -0.2, 0.1, 5.0), (0.5, 2.0, 1.0, 1.5)
     raw = Taew(TaewConfig(latent_channels=4, widths=SMALL.widths, mean=mean, std=std)).double().requires_grad_(False)
@@ -133,15 +110,6 @@ def test_raw_latents_are_made_first(vae: Taew) -> None:
     latents = draw(6, 1, 3, 4, 2, 2)
     undone = latents * torch.tensor(std).view(1, 1, 4, 1, 1) + torch.tensor(mean).view(1, 1, 4, 1, 1)
     close(raw.decode(latents), vae.decode(undone), atol=ELEMENT)
-
-
-def test_latents_that_do_not_fit_are_refused(vae: Taew) -> None:
-    decoder = StreamingDecoder(vae)
-    with pytest.raises(ShapeError, match=r"latents: got shape .*, expected \[B, F, 4, Y, X\]"):
-        decoder.push(torch.zeros(1, 3, 1, 2, 2))
-    decoder.push(torch.zeros(1, 3, 4, 2, 2))
-    with pytest.raises(ShapeError, match=r"batch, height, width \(1, 3, 2\) and the stream so far \(1, 2, 2\)"):
-        decoder.push(torch.zeros(1, 3, 4, 3, 2))
 
 
 @pytest.fixture(scope="module")
@@ -181,12 +149,6 @@ class TestWeights:
             load_taew(tmp_path / "taew2_1.pth")
 
 
-def test_random_weights_come_from_the_seed() -> None:
-    one, same, other = (random_taew(SMALL, seed).state_dict() for seed in (3, 3, 4))
-    assert all(torch.equal(one[name], same[name]) for name in one)
-    assert not torch.equal(one["decoder.enter.weight"], other["decoder.enter.weight"])
-
-
 @pytest.fixture(scope="module")
 def tiny() -> TinyVAE:
     torch.manual_seed(1)
@@ -203,41 +165,6 @@ def tiny() -> TinyVAE:
 
 def drawn(seed: int, *shape: int) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
-
-
-def pushed(decoder: StreamingDecoder, latents: Tensor, sizes: tuple[int, ...]) -> list[Tensor]:
-    return [decoder.push(part) for part in latents.split(sizes, dim=1)]
-
-
-@pytest.mark.parametrize("sizes", [(1,) * 9, (1, 3, 3, 2), (3, 3, 3), (2, 5, 1, 1), (9,)], ids=str)
-def test_a_stream_is_one_call(tiny: TinyVAE, sizes: tuple[int, ...]) -> None:
-    latents = drawn(2, 2, 9, 4, 3, 5)
-    whole = tiny.decode(latents)
-    parts = pushed(StreamingDecoder(tiny), latents, sizes)
-    assert [part.shape[1] for part in parts] == [tiny.config.stride.frames(0, sizes[0]), *(4 * size for size in sizes[1:])]
-    assert whole.shape == (2, 33, 3, 24, 40) and 0.05 < whole.mean() < 0.95 and whole.std() > 0.05
-    torch.testing.assert_close(torch.cat(parts, dim=1), whole, rtol=0, atol=ELEMENT)
-
-
-def test_every_frame_knows_its_past_and_not_its_future(tiny: TinyVAE) -> None:
-    latents = drawn(2, 1, 6, 4, 3, 5)
-    whole, changed = tiny.decode_groups(latents)[0], latents.clone()
-    changed[:, 2] += 1
-    differs = (tiny.decode_groups(changed)[0] - whole).abs().amax(dim=(0, 2, 3, 4)).unflatten(0, (6, 4))
-    assert (differs[:2] == 0).all() and (differs[2] > 1e-3).all()
-    assert (differs[3] > 1e-4).all()  # the memory
-
-
-def test_memories_hold_one_latent_frame_each(tiny: TinyVAE) -> None:
-    with torch.device("meta"):
-        unreal = TinyVAE(tiny.config)
-    for batch, sizes in ((1, (1,)), (2, (1, 3, 3)), (2, (5,))):
-        decoder = StreamingDecoder(tiny)
-        pushed(decoder, drawn(8, batch, sum(sizes), 4, 3, 5), sizes)
-        pixels = [1, 1, 4, 16, 16]  # per latent pixel, where each memory lies
-        widths = [12, 12, 8, 8, 8]
-        assert decoder.state_bytes == 4 * batch * 3 * 5 * sum(map(int.__mul__, pixels, widths))
-        assert predict_state_bytes(unreal, batch, (3, 5)) == decoder.state_bytes
 
 
 def test_a_latent_is_a_function_of_its_own_four_frames(tiny: TinyVAE) -> None:
@@ -272,9 +199,6 @@ def test_frames_stay_in_their_range(tiny: TinyVAE) -> None:
         assert frames.min() == 0 and frames.max() == 1
 
 
-def test_sizes_and_latents_that_do_not_fit_are_refused(tiny: TinyVAE) -> None:
+def test_sizes_that_do_not_fit_are_refused(tiny: TinyVAE) -> None:
     with pytest.raises(ShapeError, match="frame size 24x36 is not a positive multiple of 8 pixels"):
         tiny.encode(torch.zeros(1, 5, 3, 24, 36))
-    for shape in ((1, 3, 1, 3, 5), (3, 4, 3, 5)):  # both would broadcast
-        with pytest.raises(ShapeError, match=r"latents: got shape .*, expected \[B, F, 4, Y, X\]"):
-            StreamingDecoder(tiny).push(torch.zeros(shape))

@@ -2,34 +2,18 @@
 
 from __future__ import annotations
 
-import copy
-from functools import partial
-
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from strobe.cache.kv import CacheShape, RingCache
-from strobe.cache.policy import RingPolicy
 from strobe.core.errors import ConfigError, ShapeError
 from strobe.core.tolerances import tolerance
 from strobe.models.wan.config import WanConfig
-from strobe.models.wan.dit import CausalWan, sinusoid
-from strobe.models.wan.flow import add_noise, shifted_sigma, to_x0
-from strobe.models.wan.layers import (
-    CrossAttention,
-    RMSNorm,
-    TextKV,
-    add_gated,
-    device_table,
-    distinct_rows,
-    modulate,
-    rope_table,
-    rotate,
-    rotate_temporal,
-)
+from strobe.models.wan.dit import CausalWan
+from strobe.models.wan.flow import shifted_sigma, to_x0
+from strobe.models.wan.layers import TextKV, device_table, distinct_rows, rope_table, rotate, rotate_temporal
 
 ELEMENT = tolerance("element", "float32")
 
@@ -42,92 +26,6 @@ def draw(seed: int, *shape: int) -> Tensor:
 
 def latents(seed: int, frames: int = 3) -> Tensor:
     return draw(seed, 2, frames, 4, HEIGHT, WIDTH)
-
-
-def ring(dit: CausalWan, window: int = 8, sink: int = 3) -> RingCache:
-    shape = CacheShape(num_layers=len(dit.layers), batch=2, tokens_per_frame=6, num_heads=2, head_dim=24)
-    rotate, policy = partial(rotate_temporal, dit.config), RingPolicy(window=window, sink=sink)
-    cpu = torch.device("cpu")
-    return RingCache(shape, policy, device=cpu, dtype=torch.float32, positions="rebased", rotate=rotate)
-
-
-def stream(dit: CausalWan, cache: RingCache, blocks: int, *, whole_commit: bool = False) -> list[Tensor]:
-    """A denoise pass and a commit pass per frame block; `whole_commit` runs the last layers of the commit pass as well."""
-    text, flows = dit.text_kv(draw(0, 2, 5, 12)), []
-    noisy, clean = (dit.modulation(torch.tensor([[t]])) for t in (600.0, 0.0))
-    for block in range(blocks):
-        x = latents(block)
-        step = cache.at(3 * block, 3)
-        rope = dit.rope(step.positions, dit.grid(x))
-        flows.append(dit(x, noisy, text, rope, step))
-        step = cache.at(3 * block, 3)
-        run = dit if whole_commit else dit.commit
-        run(0.5 * x, clean, text, rope, step)
-    return flows
-
-
-def test_patches_are_the_convolution_of_the_checkpoint(dit: CausalWan) -> None:
-    x = latents(1)
-    grid = dit.grid(x)
-    assert (grid.frames, grid.height, grid.width) == (3, 2, 3)
-    convolved = dit.patch_embedding(x.transpose(1, 2)).flatten(2).transpose(1, 2)  # [B, C, F, Y, X] in, [B, F*h*w, dim] out
-    torch.testing.assert_close(dit.patchify(x), convolved, rtol=0, atol=tolerance("layer", "float32"))
-
-
-def test_unpatchify_puts_every_value_in_its_cell(dit: CausalWan) -> None:
-    grid = dit.grid(latents(1))
-    tokens = draw(2, 2, grid.num_tokens, 2 * 2 * 4)
-    found = dit.unpatchify(tokens, grid)
-    assert found.shape == (2, 3, 4, HEIGHT, WIDTH)
-    for frame, row, column in ((0, 0, 0), (1, 1, 2), (2, 0, 1)):
-        token = tokens[:, (frame * grid.height + row) * grid.width + column].reshape(2, 2, 2, 4)  # [B, ph, pw, C]
-        cell = found[:, frame, :, 2 * row : 2 * row + 2, 2 * column : 2 * column + 2]
-        assert torch.equal(cell, token.permute(0, 3, 1, 2))
-
-
-def test_the_timestep_embedding_is_the_sinusoid() -> None:
-    t = torch.tensor([[0.0, 250.0], [937.5, 1000.0]])
-    found = sinusoid(t, 16)
-    for row in range(2):
-        for column in range(2):
-            angles = [t[row, column].double() * 10_000.0 ** (-i / 8) for i in range(8)]
-            expected = torch.stack([a.cos() for a in angles] + [a.sin() for a in angles])
-            torch.testing.assert_close(found[row, column], expected, rtol=0, atol=tolerance("element", "float64"))
-
-
-def test_one_timestep_per_frame_and_one_for_all_agree(dit: CausalWan) -> None:
-    x, text = latents(1), dit.text_kv(draw(0, 2, 5, 12))
-    rope = dit.rope((0, 1, 2), dit.grid(x))
-    one = dit(x, dit.modulation(torch.tensor([[400.0]])), text, rope)
-    every = dit(x, dit.modulation(torch.full((2, 3), 400.0)), text, rope)
-    torch.testing.assert_close(one, every, rtol=0, atol=ELEMENT)
-    mixed = dit(x, dit.modulation(torch.tensor([[400.0, 400.0, 900.0]])), text, rope)
-    assert (mixed - one).abs().max() > 1e-2
-
-
-def test_fused_qkv_changes_nothing(dit: CausalWan) -> None:
-    fused = copy.deepcopy(dit)
-    fused.fuse_qkv()
-    assert fused.layers[0].self_attn.fused is not None and dit.layers[0].self_attn.fused is None
-    plain_cache, fused_cache = ring(dit), ring(dit)
-    pairs = zip(stream(dit, plain_cache, 5), stream(fused, fused_cache, 5), strict=True)
-    for plain, other in pairs:
-        torch.testing.assert_close(other, plain, rtol=0, atol=ELEMENT)
-    torch.testing.assert_close(fused_cache.keys, plain_cache.keys, rtol=0, atol=ELEMENT)
-    torch.testing.assert_close(fused_cache.values, plain_cache.values, rtol=0, atol=ELEMENT)
-
-
-@pytest.mark.parametrize("fused", [False, True])
-def test_the_commit_pass_writes_what_a_whole_pass_writes(dit: CausalWan, fused: bool) -> None:
-    model = copy.deepcopy(dit)
-    if fused:
-        model.fuse_qkv()
-    short, whole = ring(model), ring(model)
-    stream(model, short, 5)
-    stream(model, whole, 5, whole_commit=True)
-    torch.testing.assert_close(short.keys, whole.keys, rtol=0, atol=ELEMENT)
-    torch.testing.assert_close(short.values, whole.values, rtol=0, atol=ELEMENT)
-    assert (short.keys.flatten(1).std(dim=1) > 0.1).all()
 
 
 def test_prompts_per_sample_are_prompts_of_their_frames(dit: CausalWan) -> None:
@@ -252,12 +150,6 @@ def test_bfloat16_is_rotated_in_float32() -> None:
     assert torch.equal(found, by_hand(x, (7, 8, 9)).to(torch.bfloat16))
 
 
-def test_queries_and_keys_may_be_rotated_together() -> None:
-    both, turns = clip(3, 2, 2), rope_table(CONFIG, (4, 5, 6), ROWS_OF_FRAME, COLUMNS).to(torch.complex64)
-    q, k = rotate(both, turns).unbind(2)
-    assert torch.equal(q, rotate(both[:, :, 0], turns)) and torch.equal(k, rotate(both[:, :, 1], turns))
-
-
 @pytest.mark.parametrize(("first", "frames"), [(0, 0), (0, 1), (0, 9), (3, 1000), (12, -5), (0, 1_000_000)])
 def test_moving_keys_in_time_is_drawing_them_there(first: int, frames: int) -> None:
     x = clip(3, 2)
@@ -268,80 +160,11 @@ def test_moving_keys_in_time_is_drawing_them_there(first: int, frames: int) -> N
     assert relative(moved, by_hand(x, there)) < tolerance("rotation", "float32")
 
 
-BATCH, FRAMES, TOKENS, DIM = 2, 3, 5, 48
-ROWS = [(1, 1), (BATCH, 1), (1, FRAMES), (BATCH, FRAMES)]
-
-
-def per_token(row: Tensor) -> Tensor:
-    """A row `[B or 1, F or 1, dim]` as `[B, F * N, dim]`, in float64."""
-    return row.double().expand(BATCH, FRAMES, DIM).repeat_interleave(TOKENS, dim=1)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("rows", ROWS)
-def test_modulate(rows: tuple[int, int], dtype: torch.dtype) -> None:
-    x, shift, scale = (t.to(dtype) for t in (draw(1, BATCH, FRAMES * TOKENS, DIM), draw(2, *rows, DIM), draw(3, *rows, DIM)))
-    wide = x.double()
-    variance = wide.var(dim=-1, unbiased=False, keepdim=True)
-    normed = (wide - wide.mean(dim=-1, keepdim=True)) / (variance + 1e-6).sqrt()
-    found = modulate(x, shift, scale, 1e-6)
-    assert found.dtype == dtype
-    tolerance = 5e-6 if dtype == torch.float32 else 0.05
-    torch.testing.assert_close(found.double(), normed * (1 + per_token(scale)) + per_token(shift), rtol=0, atol=tolerance)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("rows", ROWS)
-def test_add_gated(rows: tuple[int, int], dtype: torch.dtype) -> None:
-    x, y, gate = (
-        draw(1, BATCH, FRAMES * TOKENS, DIM),
-        draw(2, BATCH, FRAMES * TOKENS, DIM),
-        draw(3, *rows, DIM),
-    )
-    x, y, gate = x.to(dtype), y.to(dtype), gate.to(dtype)
-    found = add_gated(x, y, gate)
-    assert found.dtype == dtype
-    tolerance = 2e-6 if dtype == torch.float32 else 0.05
-    torch.testing.assert_close(found.double(), x.double() + y.double() * per_token(gate), rtol=0, atol=tolerance)
-
-
-def test_rms_norm() -> None:
-    norm, x = RMSNorm(DIM, 1e-6), draw(1, BATCH, 7, DIM)
-    torch.nn.init.normal_(norm.weight)
-    wide = x.double()
-    expected = wide / (wide.square().mean(dim=-1, keepdim=True) + 1e-6).sqrt() * norm.weight.double()
-    torch.testing.assert_close(norm(x).double(), expected, rtol=0, atol=tolerance("layer", "float32"))
-
-
-@pytest.mark.parametrize("prompts", [1, 3])
-def test_each_prompt_owns_its_run_of_tokens(dit: CausalWan, prompts: int) -> None:
-    cross: CrossAttention = dit.layers[0].cross_attn
-    x, text = draw(1, BATCH, FRAMES * TOKENS, DIM), draw(2, BATCH * prompts, 5, DIM)
-    together = cross(x, *cross.keys_values(text))
-    run = FRAMES * TOKENS // prompts
-    for sample in range(BATCH):
-        for prompt in range(prompts):
-            own = slice(prompt * run, (prompt + 1) * run)
-            alone = cross(x[sample : sample + 1, own], *cross.keys_values(text[sample * prompts + prompt].unsqueeze(0)))
-            torch.testing.assert_close(together[sample : sample + 1, own], alone, rtol=0, atol=tolerance("layer", "float32"))
-            other = cross(x[sample : sample + 1, own], *cross.keys_values(text[sample * prompts + prompt - 1].unsqueeze(0)))
-            assert (other - alone).abs().max() > 1e-2
-
-
 @pytest.mark.parametrize(
     ("timestep", "shift", "sigma"), [(0, 5, 0), (1000, 5, 1), (750, 1, 0.75), (500, 2, 2 / 3), (250, 5, 0.625), (750, 5, 0.9375)]
 )
 def test_levels(timestep: float, shift: float, sigma: float) -> None:
     assert shifted_sigma(timestep, shift) == pytest.approx(sigma, abs=1e-15)
-
-
-@pytest.mark.parametrize("sigma", [0.0, 0.3, 1.0])
-def test_the_true_flow_leads_back(sigma: float) -> None:
-    x0, noise = torch.randn(2, 3, 4, generator=torch.Generator().manual_seed(1)).unbind(0)
-    x = add_noise(x0, noise, sigma)
-    assert x.dtype == torch.float32
-    torch.testing.assert_close(to_x0(x, noise - x0, sigma), x0, rtol=0, atol=tolerance("flow", "float32"))
-    torch.testing.assert_close(x, (1 - sigma) * x0 + sigma * noise, rtol=0, atol=tolerance("flow", "float32"))
 
 
 def test_bfloat16_predictions_are_taken_in_float64() -> None:

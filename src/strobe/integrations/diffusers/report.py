@@ -97,14 +97,11 @@ class SparseReport:
                 tile = "x".join(map(str, first.tile))
                 seen = f"{first.selected:g} of {first.tiles} key tiles of {tile} ({first.share:.1%})"
             runs = f"{first.runs}, {first.impl}" if first.impl else first.runs
-            lines.append(f"  {where} ({len(rows)}): {runs}, {seen}{', trained gate' if first.gated else ''}{_less(first)}")
+            less = ", trained gate" if first.gated else ""
+            if first.runs == "sparse" and first.share is not None and first.sparsity - (1 - first.share) >= _WORTH_SAYING:
+                less += f"; asked to skip {first.sparsity:.0%}, skips {1 - first.share:.0%}: the grid has {first.tiles} tiles"
+            lines.append(f"  {where} ({len(rows)}): {runs}, {seen}{less}")
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
         return html_table(f"Layers; quality: {self.quality}", self.rows())
-
-
-def _less(row: LayerReport) -> str:
-    if row.runs != "sparse" or row.share is None or row.sparsity - (1 - row.share) < _WORTH_SAYING:
-        return ""
-    return f"; asked to skip {row.sparsity:.0%}, skips {1 - row.share:.0%}: the grid has {row.tiles} tiles"

@@ -35,8 +35,9 @@ TILE_EDGE = 2.5  # slope of the tiles' edges: a sine times this, cut at one
 STAR_INNER = 0.5  # inner over outer radius of the star
 
 
-def _outlines() -> dict[str, tuple[float, float, float, float, float, float]]:
-    """Describe each outline by `(folds, turn, angle_1, offset_1, angle_2, offset_2)`, lengths in radii.
+@lru_cache(maxsize=8)
+def _outlines(device: torch.device) -> Tensor:
+    """Return a row for each outline, `[5, 6]`: `(folds, turn, angle_1, offset_1, angle_2, offset_2)`, lengths in radii.
 
     All five shapes have `folds` equal sectors, mirror-symmetric about an axis, the first axis at angle `turn`. With a the angle
     to the nearest axis and r the distance to the centre, inside is r cos(a - angle_i) <= offset_i for both i. Zero folds: a = 0.
@@ -55,12 +56,7 @@ def _outlines() -> dict[str, tuple[float, float, float, float, float, float]]:
         "cross": (4.0, 0.0, 0.0, 1.1, math.pi / 2, 0.38),
     }
     assert tuple(outlines) == SHAPES
-    return outlines
-
-
-@lru_cache(maxsize=8)
-def _outline_table(device: torch.device) -> Tensor:
-    return torch.tensor(list(_outlines().values()), device=device)
+    return torch.tensor(list(outlines.values()), device=device)
 
 
 @lru_cache(maxsize=8)
@@ -87,7 +83,7 @@ def coverage(shape: Tensor, offset_x: Tensor, offset_y: Tensor, radius: Tensor) 
     Returns:
         float `[M, Y, X]` in [0, 1].
     """
-    outline = _outline_table(shape.device)[shape]  # [M, 6]
+    outline = _outlines(shape.device)[shape]  # [M, 6]
     folds, turn, angle_1, offset_1, angle_2, offset_2 = outline[:, :, None, None].unbind(1)
     x, y, radius = offset_x[:, None, :], offset_y[:, :, None], radius[:, None, None]
     distance = torch.hypot(x, y)  # [M, Y, X]

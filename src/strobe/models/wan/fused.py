@@ -171,7 +171,8 @@ class FusedPass:
     def _feed_forward(self, layer: WanLayer, normed: Tensor | Quantized) -> Tensor:
         up, gelu, down = layer.ffn
         hidden: Tensor | Quantized
-        if isinstance(normed, Tensor) and not isinstance(down, Fp8Linear) and _has_epilogue(up, normed):
+        fuses = type(up) is nn.Linear and not isinstance(down, Fp8Linear)  # on CUDA, which has GELU by tanh; a CPU has erf
+        if isinstance(normed, Tensor) and fuses and normed.is_cuda and normed.dtype == up.weight.dtype:
             with span(FFN_UP):
                 hidden = _up_and_gelu(up, normed)
         else:
@@ -193,11 +194,6 @@ def _packed(attention: SelfAttention, normed: Tensor | Quantized) -> Tensor:
 
 def _weights(norm: nn.LayerNorm) -> Affine:
     return Affine(scale=norm.weight.view(1, 1, -1), shift=norm.bias.view(1, 1, -1), from_one=False)
-
-
-def _has_epilogue(up: nn.Module, x: Tensor) -> bool:
-    """Return whether bias and GELU can be fused into the matrix product: on CUDA only, which has GELU by tanh (a CPU has erf)."""
-    return type(up) is nn.Linear and x.is_cuda and x.dtype == up.weight.dtype
 
 
 def _up_and_gelu(up: nn.Module, x: Tensor) -> Tensor:

@@ -60,15 +60,11 @@ class Recipe:
         return f"{self.name} ({frames}, timesteps {steps}, shift {self.shift:g}{sampler})"
 
 
-def of_angle(radians: float) -> float:
-    """Convert an angle of TrigFlow to a timestep: ``1000 sin a / (sin a + cos a)``."""
-    return 1000 * math.sin(radians) / (math.sin(radians) + math.cos(radians))
-
-
 RELEASE_1_3B: Final = "Wan2.1-T2V-1.3B for umT5 (about 11 GB) and the autoencoder"
 """What every family needs beside its transformer."""
 
-CAUSAL_RCM: Final = (1000.0, *(round(of_angle(angle), 4) for angle in (1.5, 1.4, 1.0)))
+CAUSAL_RCM: Final = (1000.0, *(round(1000 * math.sin(a) / (math.sin(a) + math.cos(a)), 4) for a in (1.5, 1.4, 1.0)))
+"""Timesteps of angles of TrigFlow."""
 
 RECIPES: Final[dict[str, Recipe]] = {
     recipe.name: recipe

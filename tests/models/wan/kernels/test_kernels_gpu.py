@@ -1,4 +1,4 @@
-"""The kernels on a GPU, at full size: against the plain pieces of a layer, in a CUDA graph, in a compiled graph, far offsets."""
+"""The kernels on a GPU beyond `kernels_on_cpu.py`: in a CUDA graph, in a compiled graph, texts at full size, far offsets."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from strobe.models.wan.dit import CausalWan
 from strobe.models.wan.fused import _up_and_gelu
 from strobe.models.wan.kernels import api
 from strobe.models.wan.kernels.custom_ops import OPERATORS
-from strobe.models.wan.layers import RMSNorm, SelfAttention, add_gated, modulate, rotate_temporal, temporal_turns
+from strobe.models.wan.layers import SelfAttention
 
 ELEMENT = tolerance("element", "float32")
 ELEMENT_BF16 = tolerance("element", "bfloat16")
@@ -45,49 +45,6 @@ def rope(tokens: int = TOKENS) -> Tensor:
 
 def turn(made: SelfAttention, turns: Tensor) -> api.Turn:
     return api.Turn(weight_q=made.norm_q.weight, weight_k=made.norm_k.weight, rope=turns, eps=EPS)
-
-
-def nearly_all_equal(found: Tensor, expected: Tensor, share: float = 1e-2, steps: int = 1) -> None:
-    """Another order of a sum turns the rounding of few numbers, by one step each; by less than four where three roundings follow
-    one another (normed, weighted, rotated: 2 sqrt(2) + 1)."""
-    differs = found != expected
-    assert differs.float().mean() <= share
-    step = torch.finfo(expected.dtype).eps * expected.float().abs().amax(-1, keepdim=True)
-    assert bool(((found.float() - expected.float()).abs() <= steps * step).all())
-
-
-def test_queries_keys_and_the_cache_are_those_of_the_plain_layer() -> None:
-    made, turns, packed = attention(), rope(), draw(4, 1, TOKENS, 3 * DIM)
-    keys, values = (
-        torch.full((1, 2 * TOKENS, HEADS, DIM // HEADS), float("nan"), dtype=packed.dtype, device="cuda") for _ in "kv"
-    )
-    rows = torch.randperm(2 * TOKENS, device="cuda")[:TOKENS]
-    q = api.qk_norm_rope_write(packed, turn(made, turns), api.CacheRows(keys=keys, values=values, rows=rows), impl="triton")
-    given_q, given_k, _ = packed.chunk(3, -1)
-    plain_q, plain_k = made.turned(given_q, given_k, turns)
-    nearly_all_equal(q, plain_q, steps=4)
-    nearly_all_equal(keys[:, rows], plain_k, steps=4)
-    assert torch.equal(values[:, rows].flatten(2), packed[..., 2 * DIM :])
-    rest = torch.ones(2 * TOKENS, dtype=torch.bool, device="cuda")
-    rest[rows] = False
-    assert keys[:, rest].isnan().all() and values[:, rest].isnan().all()
-
-
-def test_norms_are_those_of_the_plain_layer() -> None:
-    x, y, mod = 3 * draw(1, 1, TOKENS, DIM) + 1, draw(2, 1, TOKENS, DIM), draw(3, 1, 1, 6, DIM)
-    after = api.Affine(shift=mod[..., 3, :], scale=mod[..., 4, :])
-    normed = api.norm_modulate(x, after, EPS, impl="triton")
-    nearly_all_equal(normed, modulate(x, mod[..., 3, :], mod[..., 4, :], EPS))
-    total, normed = api.add_gated_norm(x, y, mod[..., 2, :], after, EPS, impl="triton")
-    assert torch.equal(total, add_gated(x, y, mod[..., 2, :])) and isinstance(normed, Tensor)
-    nearly_all_equal(normed, modulate(total, mod[..., 3, :], mod[..., 4, :], EPS))
-    own = api.Affine(scale=mod[..., 0, :], shift=mod[..., 1, :], from_one=False)
-    total, normed = api.add_gated_norm(x, y, None, own, EPS, impl="triton")
-    assert torch.equal(total, x + y) and isinstance(normed, Tensor)
-    nearly_all_equal(normed, F.layer_norm(total, (DIM,), mod[0, 0, 0], mod[0, 0, 1], EPS))
-    norm = RMSNorm(DIM, EPS).to("cuda", torch.bfloat16).requires_grad_(False)
-    norm.weight.copy_(mod[0, 0, 0])
-    nearly_all_equal(api.rms_norm(x, norm.weight, EPS, impl="triton"), norm(x))
 
 
 def test_a_matrix_product_ends_in_gelu_by_tanh() -> None:
@@ -166,30 +123,6 @@ def test_a_captured_graph_follows_its_text() -> None:
             each.copy_(other)
         graph.replay()
         assert found.isfinite().all() and torch.equal(found, api.text_attention(*given, impl="triton"))
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
-def test_sink_keys_are_turned_into_the_ring(dtype: torch.dtype) -> None:
-    """Four layers at full size, over keys that stand elsewhere in time: to one rounding what the plain path writes there, and bit
-    for bit what is plain and rounds every product."""
-    canonical = draw(1, 4, 1, TOKENS, HEADS, DIM // HEADS, dtype=dtype)
-    rings = [draw(2, 4, 1, 2 * TOKENS, HEADS, DIM // HEADS, dtype=dtype) for _ in "kp"]
-    before = rings[0].clone()
-    for ring in rings:
-        ring[:, :, :TOKENS] = canonical
-    for frames in (3, 1000, 0):
-        turns = temporal_turns(WAN_1_3B, frames, canonical.device)
-        api.turn_keys(canonical, turns, rings[0][:, :, :TOKENS], impl="triton")
-        rotate_temporal(WAN_1_3B, canonical, frames, rings[1][:, :, :TOKENS])
-        nearly_all_equal(*rings, *((1, 2) if dtype == torch.float32 else (1e-2, 1)))
-        cos, sin = turns.unbind(-1)
-        real, imaginary = canonical[..., : 2 * len(turns)].float().unflatten(-1, (-1, 2)).unbind(-1)
-        exact = torch.stack((real * cos - imaginary * sin, real * sin + imaginary * cos), -1).flatten(-2).to(dtype)
-        found = rings[0][:, :, :TOKENS]
-        assert torch.equal(found[..., : 2 * len(turns)], exact)
-        assert torch.equal(found[..., 2 * len(turns) :], canonical[..., 2 * len(turns) :])
-        assert torch.equal(rings[0][:, :, TOKENS:], before[:, :, TOKENS:])
-    assert torch.equal(rings[0][:, :, :TOKENS], canonical)
 
 
 @pytest.mark.parametrize("fp8", [False, True])

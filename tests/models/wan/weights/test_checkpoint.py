@@ -159,19 +159,6 @@ class TestWhatIsRefused:
         with pytest.raises(WeightsError, match=words):
             read_checkpoint(tmp_path, config)
 
-    @pytest.mark.parametrize(
-        ("sizes", "words"),
-        [
-            ({"ffn_dim": 64}, "another shape"),
-            ({"num_layers": 5}, r"is not a transformer \(5 layers, .* 150 tensors: 81 missing: .* give the whole"),
-            ({"num_layers": 1}, r"\(1 layers, 48 wide\) with its 42 tensors: 27 unexpected: .* as it was published"),
-        ],
-    )
-    def test_another_size(self, original: Tensors, tmp_path: Path, sizes: dict[str, int], words: str) -> None:
-        write_krea(tmp_path, original)
-        with pytest.raises(WeightsError, match=words):
-            read_checkpoint(tmp_path, replace(WAN, **sizes))
-
     def test_several_checkpoints(self, original: Tensors, tmp_path: Path) -> None:
         write_krea(tmp_path, original)
         write_self_forcing(tmp_path, original)
@@ -333,17 +320,15 @@ class TestEightBits:
 
 
 class TestNested:
-    @pytest.mark.parametrize("around", ["model", "state_dict", "ema"])
+    @pytest.mark.parametrize("around", ["model", "state_dict", "ema", "state_dict.net"])
     def test_a_model_among_other_things(self, original: Tensors, tmp_path: Path, around: str) -> None:
         optimizer = {"state": {0: {"step": torch.ones(()), "exp_avg": torch.ones(3)}}, "param_groups": [{"lr": 1e-4}]}
-        torch.save({around: original, "optimizer": optimizer, "step": 1000}, tmp_path / "model.pt")
+        outer, _, inner = around.partition(".")
+        model = {inner: original} if inner else original
+        torch.save({outer: model, "optimizer": optimizer, "step": 1000}, tmp_path / "model.pt")
         found = read_checkpoint(tmp_path, WAN)
         assert all(torch.equal(found.dit.state_dict()[name], tensor) for name, tensor in original.items())
         assert found.part == around
-
-    def test_deeper(self, original: Tensors, tmp_path: Path) -> None:
-        torch.save({"state_dict": {"net": original}}, tmp_path / "model.pt")
-        assert read_checkpoint(tmp_path, WAN).part == "state_dict.net"
 
 
 class TestMapped:

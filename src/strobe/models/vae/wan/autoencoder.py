@@ -131,7 +131,9 @@ class WanVAE(nn.Module):
         else:
             self._check_impl(self.fused)  # it may have moved since
             out, after = fused.decode(self.decoder, x, memories, first=first, impl=self.fused)
-        return (_from_patches(out, self.config.patch).float().clamp(-1, 1) + 1) / 2, after
+        cells: Tensor = out.unflatten(1, (3, self.config.patch, self.config.patch))  # [B, 3, column, row, F, Y, X]
+        pixels = cells.permute(0, 4, 1, 5, 3, 6, 2).flatten(5, 6).flatten(3, 4)
+        return (pixels.float().clamp(-1, 1) + 1) / 2, after
 
     def encode_piece(self, frames: Tensor, memories: Memories, *, first: bool) -> tuple[Tensor, Memories]:
         """Encode frames `[B, 4 n, 3, Y, X]` (`1 + 4 n` if `first`) in [0, 1] to `[B, F', C, Y', X']`, with the next memories.
@@ -142,7 +144,8 @@ class WanVAE(nn.Module):
             ShapeError: another number of frames or channels, a size that is no multiple of the stride or not the memories'.
         """
         check_frames(frames, self.stride, first=first)
-        x = _to_patches(frames * 2 - 1, self.config.patch).to(self.moments.weight.dtype)
+        cells: Tensor = (frames * 2 - 1).unflatten(4, (-1, self.config.patch)).unflatten(3, (-1, self.config.patch))
+        x = cells.permute(0, 2, 6, 4, 1, 3, 5).flatten(1, 3).to(self.moments.weight.dtype)  # a patch's pixels by column, then row
         out, after = self.encoder(x.contiguous(memory_format=self.memory_format), memories, first)
         mean, std = self._statistics(frames.device)
         latents = self.moments(out).float()[:, : self.latent_channels].transpose(1, 2)
@@ -172,15 +175,3 @@ def _in_pieces(run: Callable[..., tuple[Tensor, Memories]], x: Tensor, memories:
         out, memories = run(part, memories, first=not done)
         done.append(out)
     return torch.cat(done, dim=1)
-
-
-def _to_patches(frames: Tensor, patch: int) -> Tensor:
-    """Convert frames `[B, F, 3, Y, X]` to `[B, 3 P P, F, Y / P, X / P]`: a patch's pixels are channels, by column, then row."""
-    cells: Tensor = frames.unflatten(4, (-1, patch)).unflatten(3, (-1, patch))
-    return cells.permute(0, 2, 6, 4, 1, 3, 5).flatten(1, 3)
-
-
-def _from_patches(x: Tensor, patch: int) -> Tensor:
-    """Convert `[B, 3 P P, F, Y, X]` to frames `[B, F, 3, P Y, P X]`, the other way round."""
-    cells: Tensor = x.unflatten(1, (3, patch, patch))  # [B, 3, column, row, F, Y, X]
-    return cells.permute(0, 4, 1, 5, 3, 6, 2).flatten(5, 6).flatten(3, 4)
