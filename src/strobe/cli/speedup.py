@@ -145,7 +145,7 @@ def speedup(
     """
     requirements = [parse_requirement(text) for text in require]
     if absent := [str(each) for each in files if not each.is_file()]:
-        raise ConfigError(f"no such file: {', '.join(absent)}; give two logs or two traces; strobe report RUN_DIR compares a run")
+        raise ConfigError(f"not a file: {', '.join(absent)}; give two logs or two traces; strobe report DIR compares a run")
     sides = _by_kind(files, sides)
     _check_two_sides(sides)
     baseline, candidate = requests(sides, comparing)

@@ -579,13 +579,23 @@ def bound(cell: CellRun, entry: GridContestant) -> Bound | None:
         (found.local + found.merge, work, found.local + found.merge, f"attention and merge{_reached(cell, entry, found)}"),
         (wait, "skew-bound", found.wait, "waiting for other ranks"),
         (found.transfer, "latency-bound" if alpha >= beta else "bandwidth-bound", found.transfer,
-         f"exposed transfer in {len(entry.sent)} collectives; predicted {alpha / 1e6:.3g} ms of latency and {beta / 1e6:.3g} of "
-         "bandwidth"),
+         f"exposed transfer in {_sent(entry)}; predicted {alpha / 1e6:.3g} ms of latency and {beta / 1e6:.3g} of bandwidth"),
         (found.host, "launch-bound", found.host, "neither attention nor communication: checks, packing, launching"),
         key=lambda each: each[0],
     )  # fmt: skip
     evidence = f"{100 * took / found.total:.0f} % ({took / 1e6:.3g} of {found.total / 1e6:.3g} ms) is {what}"
-    return verdict, evidence, _REMEDIES[verdict]
+    sending = [each for each in cell.measured if each.sent]
+    least = min(sending, key=lambda each: _traffic(each)[verdict == "bandwidth-bound"], default=entry)
+    other = f"; {least.name} has {_sent(least)}" if verdict in ("latency-bound", "bandwidth-bound") and least is not entry else ""
+    return verdict, evidence, _REMEDIES[verdict] + other
+
+
+def _traffic(entry: GridContestant) -> tuple[int, int]:
+    return len(entry.sent), round(sum(each.sent_bytes for each in entry.sent))
+
+
+def _sent(entry: GridContestant) -> str:
+    return f"{_traffic(entry)[0]} collectives of {_traffic(entry)[1] / 1e6:.3g} MB"
 
 
 def _reached(cell: CellRun, entry: GridContestant, found: Parts) -> str:

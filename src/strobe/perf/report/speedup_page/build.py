@@ -39,6 +39,7 @@ from strobe.perf.table.fields import beside, heads, rows_of, table_of
 from strobe.perf.table.model import (
     Banner,
     Block,
+    Code,
     LevelName,
     Missing,
     Notes,
@@ -197,6 +198,14 @@ def _settings_section(study: SpeedupStudy) -> Section:
             Missing("", "not recorded") if each is None else Text(shown(each)) for each in (check.baseline, check.candidate)
         )
         rows.append((check.title, *values, "" if check.weight == "told" else Text(*_SAID[check.verdict])))
+    for title, read in (
+        ("log", [side.log and str(side.log.path) for side in study.sides]),
+        ("traces", [", ".join(str(trace.path) for trace in side.traces) for side in study.sides]),
+        ("focal kernel", [side.request.focal for side in study.sides]),
+        ("section", [side.request.section and str(side.request.section) for side in study.sides]),
+    ):
+        if any(read):
+            rows.append((title, *(Code(each) if each else Missing("", "none") for each in read), ""))
     if study.common is not None:
         shares = (Share(share) for share in (study.common.baseline_share, study.common.candidate_share))
         rows.append(("kernel time in kernels that both sides ran", *shares, f"{len(study.common.names)} kernels"))

@@ -205,7 +205,7 @@ def load_speedup(request: SpeedupRequest, progress: Progress | None = None) -> S
     sides = request.baseline, request.candidate
     if not any(side.log or side.traces for side in sides):
         raise ConfigError("nothing to compare: give logs (--baseline-log, --candidate-log), traces (--baseline-trace, "
-                          "--candidate-trace) or a run folder")  # fmt: skip
+                          "--candidate-trace); strobe report RUN_DIR compares a run")  # fmt: skip
     check_allowed(request.allow_different)
     asked = ["kernel" if side.section is None else side.section.boundaries for side in sides]
     unlike = check_alike(asked[0], asked[1], allow_unlike=request.allow_unlike)

@@ -227,6 +227,8 @@ _SLOWING_OPTIONS = ("with_stack", "profile_memory", "record_shapes")
 """Names of profiler options that cost the host time in every operator."""
 MAX_ITEMS = 8
 """Most items of one banner."""
+_WHOLE = "The trace may not hold all that ran"
+"""Title of the banner that shows all of its items: they stand nowhere else."""
 _CATEGORIES = 6
 
 
@@ -250,7 +252,7 @@ def trace_banners(study: TraceStudy) -> tuple[Banner, ...]:
         ("caution", "Events mended", (f"{label}: {trace.counts.mended}{mended}" for trace, label in told if trace.counts.mended)),
         ("caution", "Skipped, no traces", study.skipped),
         ("caution", "No device events", (text for one in told for text in _empty(*one))),
-        ("caution", "The trace may not hold all that ran", (text for found in traces_of(study) for text in _loss(found))),
+        ("caution", _WHOLE, (text for found in traces_of(study) for text in _loss(found))),
         (
             "caution", "Work of one stream overlaps: durations add up to more than the busy time",
             (text for one in seen for text in _overlap(one)),
@@ -261,8 +263,9 @@ def trace_banners(study: TraceStudy) -> tuple[Banner, ...]:
     listed = ((level, title, tuple(items)) for level, title, items in found)
     more = "and {} more like these"
     return tuple(
-        Banner(level, title, items if len(items) <= MAX_ITEMS else (*items[:MAX_ITEMS], more.format(len(items) - MAX_ITEMS)))
+        Banner(level, title, items if len(items) <= most else (*items[:most], more.format(len(items) - most)))
         for level, title, items in listed
+        for most in [len(items) if title == _WHOLE else MAX_ITEMS]
         if items
     )
 
@@ -309,7 +312,10 @@ def _loss(of: TraceFindings) -> Iterator[str]:
     label = of.trace
     unanswered = ", ".join(f"{missing} of {n} {shorten(name)}" for name, (n, missing) in launch.unanswered_calls(of.read).items())
     if unanswered:
-        yield f"{label}: no device event belongs to these launch calls: {unanswered}"
+        yield (
+            f"{label}: no device event belongs to these launch calls: {unanswered}. Right only while a graph is captured, or for "
+            "the last ones before the window closed"
+        )
     for call, first, n, num_nodes, short in launch.short_graphs(of.read):
         yield (
             f"{label}: {len(short)} of {n} {shorten(call)} calls of the graph that starts with {shorten(first)} recorded fewer "

@@ -281,7 +281,7 @@ class TraceFile(DocumentPart, frozen=True, kw_only=True):
     trace: A[str, col("label of the trace in every other table: its rank, or the name of the file", "trace", Code)]
     path: A[str, col("path of the file", "file", Code, get=lambda row: Path(row.path).name)]
     rank: A[int | None, col("rank of the process; null: not in the trace", "rank", Count)]
-    world_size: A[int | None, col("number of processes of the job; null: not in the trace")]
+    world_size: A[int | None, col("number of processes of the job; null: not in the trace", "ranks", Count)]
     events: A[int, col("number of events read, of every category", "events", Count)]
     device_events: A[int, col("number of kernels, communication, memsets and copies", "device events", Count)]
     unlinked_events: A[int, term("device events whose launch call is not in the trace", "unlinked", Share, get=_unlinked)]
