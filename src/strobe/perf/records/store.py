@@ -166,7 +166,7 @@ def read_bytes(file: Path) -> bytes:
         raise DataError(f"{file} is damaged as gzip, and is not read ({error}); get it again") from error
     if len(found) > MAX_BYTES:
         raise DataError(f"{file} unpacks to more than {MAX_BYTES:,} bytes, and is not read; give the records of one run")
-    if not reader.eof or reader.unused_data:
+    if not reader.eof or reader.unused_data.strip(b"\0"):
         what = f"has {len(reader.unused_data):,} bytes after its gzip" if reader.eof else "is cut short as gzip"
         raise DataError(f"{file} {what}, and is not read; get it again")
     return found

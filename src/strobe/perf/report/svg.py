@@ -485,7 +485,7 @@ def draw_timeline(picture: Timeline, alt: str) -> str:
         f'<div class="timeline" data-lane="{_TIMELINE_LANE}"><svg class="lanes" role="img" height="{height}" tabindex="0">'
         f"<title>{esc(alt)}</title>"
         f"{lanes}{_time_axis(picture.length_ns, len(picture.lanes) * _TIMELINE_LANE)}</svg>"
-        f'<div class="x-title">ms from the start of each step</div>'
+        f'<div class="x-title">ms from the start</div>'
         f'<p class="readout" aria-live="polite"></p>{_kind_legend(picture.kinds)}{thin}'
         f'<script type="application/json">{_embedded_json(picture)}</script></div>'
     )

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from operator import attrgetter
 from pathlib import Path
 from typing import Annotated as A
@@ -74,6 +74,7 @@ from strobe.perf.table.model import (
     ExactTime,
     Figure,
     Kind,
+    Lane,
     Notes,
     Plane,
     PlotPoint,
@@ -81,6 +82,7 @@ from strobe.perf.table.model import (
     Share,
     Table,
     Text,
+    Timeline,
     exact_ms,
 )
 from strobe.perf.table.rows import DocumentPart, OnDevice, PartT, col, columns, part_of, term
@@ -325,6 +327,8 @@ def during(view: DeviceView) -> str:
     return f"window {view.window.label}" if view.window else "the whole trace"
 
 
+MAX_BINS: Final = 120
+"""Stretches of the picture of time by class for a few devices; all together have at most four times as many."""
 MAX_STRETCHES: Final = 12
 """Most rows for each device of the table of time by class over the trace."""
 _KINDS_NOTE: Final = (
@@ -395,7 +399,7 @@ def _overheads(seen: Sequence[DeviceFindings]) -> Iterator[Table]:
         yield table_of(f"Idle time as {PROFILER_OVERHEAD}, by what held up the host.", fields, rows)
 
 
-def _over_time(seen: Sequence[DeviceFindings]) -> Iterator[Table]:
+def _over_time(seen: Sequence[DeviceFindings]) -> Iterator[Figure]:
     shown = [one for one in seen if one.view.span_ns]
     if shown:
         aligned, edges_ns, lanes = idle_strip([one.view for one in shown], MAX_STRETCHES)
@@ -411,7 +415,26 @@ def _over_time(seen: Sequence[DeviceFindings]) -> Iterator[Table]:
         clock = "one clock" if aligned else "each device's own clock: the traces have no moment in common"
         notes = ("Exclusive: a row adds up to the part of its stretch that the device's window covers.",)
         caption, fields = f"Time by class in stretches, on {clock}.", beside("device", labels, "ms", show=ExactTime)
-        yield table_of(caption, fields, rows, notes=notes, collapsed=len(shown) > 1)
+        table = table_of(caption, fields, rows, notes=notes, collapsed=len(shown) > 1)
+        alt = "Time by class over the whole trace, one lane per device; the table gives the times of longer stretches."
+        yield Figure(f"What each device did over time, and why it was idle, on {clock}.", alt, _strip(shown), table)
+
+
+def _strip(shown: Sequence[DeviceFindings]) -> Timeline:
+    """Draw every stretch of the devices' time as its classes, one after the other."""
+    _, edges_ns, times = idle_strip([one.view for one in shown], max(1, min(MAX_BINS, 4 * MAX_BINS // len(shown))))
+    kinds, lanes = tuple(CLASS_KINDS[each] for each in ACTIVITIES), []
+    for one, own in zip(shown, times, strict=True):
+        ends = [accumulate((ns[at] for ns in own), initial=edges_ns[at]) for at in range(len(edges_ns) - 1)]
+        slices = [
+            (start, ns[at], number)
+            for at, starts in enumerate(ends)
+            for number, (start, ns) in enumerate(zip(starts, own, strict=False))
+            if ns[at]
+        ]
+        start, length, kind = (tuple(column) for column in zip(*slices, strict=True))
+        lanes.append(Lane(one.name, 0, edges_ns[-1], start, length, kind, kind, len(slices), 0))
+    return Timeline(edges_ns[-1], tuple(each.label for each in kinds), kinds, tuple(lanes))
 
 
 def queue_section(study: TraceStudy) -> Section | None:
