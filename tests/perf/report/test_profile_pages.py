@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from reports import by_title, column, section, tables
 from strobe.core.costs import Cost, device_peaks
 from strobe.perf.analysis.runs.breakdown import REGIONS, REST, KernelProfile, Operation, Whole, breakdown
 from strobe.perf.analysis.runs.timeline import passes_of
+from strobe.perf.measure.stats import outliers
 from strobe.perf.records import record as rec
 from strobe.perf.records.record import Clocks, SpanCost
 from strobe.perf.records.store import RunWriter
@@ -62,6 +64,15 @@ def described(device_name: str = "a CPU", load: float = 0.1, **more: Any) -> Pro
 
 def table(report: Report, id: str, number: int = 0) -> Table:
     return tables(section(report, id))[number]
+
+
+def test_an_outlier_is_kept_and_its_effect_said() -> None:
+    """Eleven steps of 40 ms and one of 400: the mean is 70 ms, without it 40. Three samples have no quartiles."""
+    base = profile()
+    found = replace(base, step=replace(base.step, times_ns=(*[40 * MS] * 11, 400 * MS)), reference=())
+    notes = " ".join(table(kernel_report(found, described()), "budget").notes)
+    assert "1 of 12 steps lie outside Tukey's fences and are kept; without them the mean would change by -43 %" in notes
+    assert outliers([1, 2, 3, 3, 4, 6], "") == outliers([1, 1, 100], "") == (), "fences 0 and 6"
 
 
 def test_the_printed_budget_adds_up_to_the_measured_step() -> None:

@@ -80,7 +80,7 @@ def test_the_top_says_what_was_read_and_each_device_in_a_line() -> None:
     facts = {fact.name: fact.value for fact in report.facts}
     assert facts == {"Devices": m.Code("GPU X"), "Window": m.Text("the whole trace")}
     (file,) = tables(section(report, "overview"))[1].rows
-    assert file.cells[2:5] == (m.Count(3), m.Count(77), m.Count(8))
+    assert file.cells[2:6] == (m.Count(3), m.Count(8), m.Count(77), m.Count(8))
     devices = tables(section(report, "overview"))[0]
     (row,) = devices.rows
     span, busy = 3 * 1_000_000 + 490_000, 4 * 400_000

@@ -165,6 +165,20 @@ def bootstrap_interval(statistic: Callable[[Sequence[float]], float], values: Se
     return Interval(low=percentile(found, edge), high=percentile(found, 1 - edge))
 
 
+def outliers(values: Sequence[float], what: str) -> tuple[str, ...]:
+    """Say how many samples lie outside Tukey's fences, `1.5 (q3 - q1)` beyond the quartiles, and what the mean would be without.
+
+    They stay in every statistic. Nothing is said of none, nor of fewer than 4 samples, which have no quartiles.
+    """
+    low, _, high = statistics.quantiles(values, n=4, method="inclusive") if len(values) >= 4 else (0, 0, math.inf)
+    kept = [value for value in values if 2.5 * low - 1.5 * high <= value <= 2.5 * high - 1.5 * low]
+    if len(kept) == len(values):
+        return ()
+    effect = 100 * (statistics.fmean(kept) / statistics.fmean(values) - 1)
+    count = f"{len(values) - len(kept)} of {len(values)} {what}"
+    return (f"{count} lie outside Tukey's fences and are kept; without them the mean would change by {effect:+.2g} %",)
+
+
 def percentile(values: Sequence[Real], share: float) -> Real:
     """Return the smallest sample that at least `share` of the samples do not exceed (nearest rank)."""
     ranked = sorted(values)

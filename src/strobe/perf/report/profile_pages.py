@@ -26,7 +26,7 @@ from strobe.perf.analysis.runs.breakdown import (
     Operation,
 )
 from strobe.perf.analysis.runs.compare import Comparison, compare_stage, num, side_clocks, timed_clips
-from strobe.perf.measure.stats import percentile
+from strobe.perf.measure.stats import outliers, percentile
 from strobe.perf.records.record import Clocks, Machine, SpanCost
 from strobe.perf.records.store import RunRecords
 from strobe.perf.report.blocks.fields import page, pair_fields, section_of, slow_end
@@ -120,7 +120,8 @@ def _times(study: RunStudy) -> Section:
         slow_end(lambda row: row[2], "µs"),
     )
     rows = [(subject, name, values) for subject in study.subjects for name in _LEVELS if (values := _samples(subject, name))]
-    times = table_of("Times of one call by itself.", fields, rows, notes=_clock_notes(study))
+    apart = [f"{subject.label}, {_LEVELS[name]}: {text}." for subject, name, calls in rows for text in outliers(calls, "calls")]
+    times = table_of("Times of one call by itself.", fields, rows, notes=(*_clock_notes(study), *apart))
     every = [gate for run in study.runs for gate in run.gates]
     gates = gates_table("Gates.", ("implementation", "gate"), ("green", "RED"), every)
     lead = "Calls back to back, laps of the implementations interleaved. The gate was checked before any number was taken."
@@ -290,6 +291,7 @@ def _budget(found: KernelProfile, what: ProfileFacts) -> Section:
     notes = (
         "Components are sums of operations timed by themselves, not parts of a running step. The difference is what is left: "
         f"{'; '.join(reasons)}. Above 0 the step takes longer than its parts, below 0 less.",
+        *outliers(step.times_ns, "steps"),
     )
     lead = "The parts and the difference add up to the measured step."
     table = table_of("One denoise step.", fields, rows, strong=lambda row: row is rows[-1], notes=notes)

@@ -16,7 +16,7 @@ from strobe.perf.analysis.device.roofline import Roofline
 from strobe.perf.analysis.runs.breakdown import Amount, Breakdown, Gap, Place, layers_of, order
 from strobe.perf.analysis.runs.compare import STAGES, Comparison, Latencies, SideClocks, StageClips, stage_time
 from strobe.perf.analysis.runs.timeline import Path
-from strobe.perf.measure.stats import percentile
+from strobe.perf.measure.stats import outliers, percentile
 from strobe.perf.records.record import Clip, Quality, SpanCost
 from strobe.perf.report.blocks.fields import gathered, stretches, tail_cell, verdict_cell
 from strobe.perf.report.blocks.kernels import anomaly_notes, clock_notes, device_note, of_cost, ran_at, rate_fields
@@ -535,7 +535,7 @@ def _steady(found: Latencies) -> Iterator[str]:
     steady = found.steady
     yield f"{len(steady.kept)} frame blocks of {found.num_clips} clips {'are steady' if steady.tested else 'are kept'}"
     yield f"excluded frame blocks: {excluded_text([*steady.excluded.items()])}"
-    yield from filter(None, (steady.note,))
+    yield from (*filter(None, (steady.note,)), *outliers(found.blocks_ns, "frame blocks"))
 
 
 _PICTURES: Final = 2
