@@ -83,15 +83,7 @@ def test_what_only_looks_like_device_work_is_left_out(tmp_path: Path) -> None:
     others = ["cuda_sync", "cuda_event", "gpu_user_annotation", "Trace", "mtia_insight", "collective_comm", "cuda_profiler_range"]
     triton = event("cpu_op", "triton_poi_fused_0", "1", "5", stream=0, grid="grid(1,)", kernel_backend="triton", device=0)
     events = [event(category, "k", "1", "5", **place) for category in [*others, "unheard_of"]]
-    counter = {
-        "ph": "C",
-        "cat": "hardware_counters",
-        "name": "power",
-        "pid": "GPU 0 Counters",
-        "tid": 0,
-        "ts": "1",
-        "args": {"W": 1},
-    }
+    counter = event("hardware_counters", "power", "1", "0", W=1) | {"ph": "C", "pid": "GPU 0 Counters"}
     begin = event("kernel", "k", "1", "5", **place) | {"ph": "B"}
     trace = _read(tmp_path, [*events, triton, counter, begin, kernel("k", "1", "5", 1)])
     assert [(one.name, one.stream) for one in trace.device_events] == [("k", 7)]
@@ -225,10 +217,7 @@ def test_memory_is_thinned_and_keeps_its_peaks(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(tables, "MAX_STRETCHES", 16)
     values = [(NS + 977 * i, (i * 7919) % 1000, (i * 104_729) % 2000) for i in range(400)]
     events = [_allocation(*value) for value in values]
-    events += [
-        _allocation(NS, 5, **{"Device Type": 0, "Device Id": -1}),
-        _allocation(NS, 6, **{"Device Type": 6, "Device Id": 2}),
-    ]
+    events += [_allocation(NS, at, **{"Device Type": kind, "Device Id": of}) for at, kind, of in ((5, 0, -1), (6, 6, 2))]
     events += [_allocation(NS, 9, **{"Total Allocated": None}), _allocation(NS, 10**6) | {"name": "other"}]
     events += [instant("[memory]", "1000.000", cat="cpu_instant_event")]
     del events[0]["cat"]

@@ -111,13 +111,9 @@ def make_trace(waits: bool, names: tuple[str, ...] = ("gemm",), launch: str = "c
         host = HostEvent(launch, 100 * number, 100 * number + (40 if waits else 4), 0)
         events.append(DeviceEvent(names[number % len(names)], "kernel", 100 * number + 20, 100 * number + 25, 1, 7, 0, host))
     return trace_of(
-        events,
-        base_ns=1_790_857_026_000_000_000,
-        world_size=2,
-        devices={0: "GPU A", 1: "GPU B"},
+        events, base_ns=1_790_857_026_000_000_000, world_size=2, devices={0: "GPU A", 1: "GPU B"}, launched={launch: (30, 0)},
         metadata={"cuda_driver_version": "12080", "record_shapes": "1", "with_stack": "0"},
-        launched={launch: (30, 0)},
-    )
+    )  # fmt: skip
 
 
 def test_what_traces_say() -> None:
@@ -153,24 +149,13 @@ def test_what_our_records_say() -> None:
     variant = Variant(name="a", preset="a", attention_impl="triton", sparsity=0.0, steps=4, dtype="bfloat16", tokens_per_block=96)
     assert record_facts(header, variant) == {
         "date": "2026-01-01T00:00:00Z", "commit": "abc", "device": "GPU A", "devices": "1", "world": "1", "sharding": "1, 1",
-        "torch": "2.9",
-        "cuda": "12.8", "driver": "580", "launch_blocking": "yes", "clocks": "1980 MHz SM, 3201 MHz memory", "model": "shapes",
-        "checkpoint": "f" * 16, "frames": "45", "resolution": "256x128", "batch": "1", "seed": "3", "backend": "triton",
-        "sparsity": "0.0", "tokens": "96", "steps": "4", "dtype": "bfloat16",
+        "torch": "2.9", "cuda": "12.8", "driver": "580", "launch_blocking": "yes", "clocks": "1980 MHz SM, 3201 MHz memory",
+        "model": "shapes", "checkpoint": "f" * 16, "frames": "45", "resolution": "256x128", "batch": "1", "seed": "3",
+        "backend": "triton", "sparsity": "0.0", "tokens": "96", "steps": "4", "dtype": "bfloat16",
     }  # fmt: skip
     bare = msgspec.structs.replace(header, model=None, workload=None, git=Git(commit=None, dirty=None))
-    assert set(record_facts(bare, None)) == {
-        "date",
-        "device",
-        "devices",
-        "world",
-        "sharding",
-        "torch",
-        "cuda",
-        "driver",
-        "launch_blocking",
-        "clocks",
-    }
+    names = "date device devices world sharding torch cuda driver launch_blocking clocks"
+    assert set(record_facts(bare, None)) == set(names.split())
     longer = msgspec.structs.replace(variant, name="b", attention_impl="cudnn", tokens_per_block=128)
     quiet = msgspec.structs.replace(header, machine=msgspec.structs.replace(machine, launch_blocking=False))
     assert [each.name for each in obstacles(compare_variants(quiet, variant, longer))] == ["tokens"]

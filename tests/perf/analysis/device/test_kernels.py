@@ -7,9 +7,9 @@ import pytest
 from made_traces import trace_of
 from strobe.perf.analysis.device import kernels
 from strobe.perf.analysis.device.activity import activity, device_views
-from strobe.perf.analysis.device.kernels import KernelRow, demangle, full_name, kernel_name, kernel_part, kernel_table
+from strobe.perf.analysis.device.kernels import demangle, full_name, kernel_name, kernel_part, kernel_table
 from strobe.perf.analysis.parts import Part
-from strobe.perf.trace import DeviceEvent, HostEvent, Trace
+from strobe.perf.trace import DeviceEvent
 
 _LAMBDA = (
     "(at::TensorIteratorBase&)::{lambda()#2}::operator()() const::{lambda()#4}::operator()() const::{lambda(c10::BFloat16)#1}"
@@ -176,24 +176,14 @@ def test_a_name_says_what_a_kernel_computes(name: str, part: Part) -> None:
     assert kernel_part(name) == part
 
 
-def _kernel(name: str, start: int, end: int, stream: int = 7, shape: str = "", host: HostEvent | None = None) -> DeviceEvent:
-    return DeviceEvent(name, "kernel", start, end, 0, stream, 0, host, shape)
-
-
-def _rows(trace: Trace, by: str = "name") -> tuple[KernelRow, ...]:
-    (view,) = device_views(trace)
-    return tuple(row for row, _ in kernel_table(view, by))
-
-
 @pytest.mark.parametrize("epoch", [0, 1_751_410_836_000_000_001])
 def test_events_shorter_than_a_microsecond_keep_every_nanosecond(epoch: int) -> None:
     """Rounding starts up and ends down to microseconds loses up to 1 µs a call; here it would lose all.
 
     A float64 of a time since the epoch loses up to 256 ns of it.
     """
-    events = [_kernel("k", epoch + start, epoch + start + 777) for start in range(0, 100_000, 1_000)]
-    trace = trace_of(events)
-    (row,) = _rows(trace)
+    starts = range(epoch, epoch + 100_000, 1_000)
+    (view,) = device_views(trace_of([DeviceEvent("k", "kernel", start, start + 777, 0, 7, 0, None) for start in starts]))
+    ((row, _),) = kernel_table(view)
     assert (row.sum_ns, row.exclusive_ns, row.min_ns, row.max_ns) == (77_700, 77_700, 777, 777)
-    (view,) = device_views(trace)
     assert activity(view).device.idle_ns == 99 * 223

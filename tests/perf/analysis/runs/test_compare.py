@@ -1,4 +1,4 @@
-"""Ratios of timed clips; clocks, energy, and what a difference of clocks does to a saving."""
+"""Ratios and latencies of timed clips; clocks, energy, and what a difference of clocks does to a saving."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ from strobe.perf.analysis.runs.compare import (
     compare_stage,
     compare_stages,
     compare_unpaired,
+    known_causes,
     latencies,
     mirrored_pairs,
     num,
@@ -34,7 +35,8 @@ from strobe.perf.analysis.runs.compare import (
     stage_time,
 )
 from strobe.perf.analysis.runs.timeline import KERNEL, Label
-from strobe.perf.records.record import Clip, Clocks, GpuState
+from strobe.perf.measure.stats import percentile
+from strobe.perf.records.record import Clip, Clocks, Excluded, GpuState
 from strobe.perf.records.store import RunRecords
 from strobe.perf.report.blocks.answer import clock_words
 
@@ -68,8 +70,7 @@ def test_drift_that_is_linear_in_time_leaves_the_ratio_alone(make_run: MakeRun) 
     cost = {"baseline": 3_000_000, "turbo": 2_000_000}
     run = make_run(lambda name, order, block: cost[name] * (100 + order) // 100)
     found = compare_stage(run, "turbo", "frame_block")
-    assert found.ratios == (1.5,) * 4
-    assert found.interval is not None
+    assert found.ratios == (1.5,) * 4 and found.interval is not None
     assert (found.interval.low, found.interval.high) == (pytest.approx(1.5), pytest.approx(1.5))
 
 
@@ -95,11 +96,8 @@ def test_runs_at_different_times_are_compared_unpaired(make_run: MakeRun) -> Non
     first = make_run(noisy(3, {"baseline": 30, "turbo": 20}))
     second = make_run(noisy(4, {"baseline": 30, "turbo": 10}))
     found = compare_unpaired(first, second, "e2e", variant="turbo")
-    assert not found.ratios
-    assert found.ratios == ()
-    assert found.ratio == pytest.approx(2, rel=0.01)
-    assert found.interval is not None
-    assert found.interval.low < 2 < found.interval.high
+    assert found.ratios == () and found.ratio == pytest.approx(2, rel=0.01)
+    assert found.interval is not None and found.interval.low < 2 < found.interval.high
 
 
 def sampled(run: RunRecords, clocks: Mapping[str, Sequence[Clocks]]) -> RunRecords:
@@ -128,9 +126,7 @@ def run(make_run: MakeRun) -> RunRecords:
 def test_clocks_and_energy_of_a_variant(run: RunRecords) -> None:
     cool, hot = side_clocks(run, "baseline"), side_clocks(run, "turbo")
     assert cool is not None and hot is not None
-    assert (cool.sm_mhz, cool.clips_mhz, cool.power_capped, cool.clip_joules) == (
-        1962, (1963, 1960), False, 275.0,
-    )  # fmt: skip
+    assert (cool.sm_mhz, cool.clips_mhz, cool.power_capped, cool.clip_joules) == (1962, (1963, 1960), False, 275.0)
     assert (hot.sm_mhz, hot.max_mhz, hot.power_capped) == (1480, 1980, True)
     lasted = [span.value_ns for span in run.spans if span.name == "e2e"]
     assert hot.clip_joules == pytest.approx(698.0 * lasted[-1] / 1e9, rel=1e-6)  # all clips last as long
@@ -201,3 +197,64 @@ def test_the_answer_says_what_the_power_cap_costs() -> None:
     for same in ((clocks(2000, 2000), clocks(1970, 1970)), (None, clocks(1500, 1500)), (None, None)):
         found = answer(*sides, same)
         assert clock_words(("fast", "slow"), found) == "" and found.at_baseline_clock_ns is None
+
+
+def block_time(name: str, order: int, block: int) -> int:
+    """First block 50 ms, switch at block 8 costs 15 ms more, each clip 0, 1, 2 ... steps of 1000 ns slower."""
+    return {0: 50 * MS, 8: 40 * MS}.get(block, 25 * MS) + 1000 * order
+
+
+def test_latencies_by_hand(make_run: MakeRun) -> None:
+    run = make_run(block_time)
+    found = latencies(run, "turbo")
+    orders = [clip.order for clip in run.clips if clip.variant == "turbo" and clip.phase == "timed"]
+    assert orders == [3, 4, 7, 8, 11, 12, 15, 16]
+    block = 25 * MS + 100  # and 100 ns between two blocks
+    middle = sum(orders) / len(orders)
+    assert found.num_clips == 8
+    assert found.steady.kept == (3, 4, 5, 6, 7, 9, 10, 11)
+    assert (len(found.blocks_ns), found.mean_ns) == (64, block + 1000 * middle)
+    assert percentile(found.blocks_ns, 0.5) == block + 8000 and max(found.blocks_ns) == block + 16_000
+    mean = found.mean_ns
+    assert (found.inter_latent_ns, found.inter_frame_ns) == (mean / 3, mean / 12)
+    assert (found.pixel_fps, found.latent_fps) == (pytest.approx(12e9 / mean), pytest.approx(3e9 / mean))
+    assert found.first_frame_ns == 10_000 + 50 * MS + 1000 * 9.5
+    assert found.dit_block_ns == pytest.approx(25 * MS - 1000 + 1000 * middle)
+    assert found.decode_block_ns == 1000
+    e2e_ns = 10_000 + 50 * MS + 40 * MS + 10 * 25 * MS + 12 * (9500 + 100)
+    assert found.clip_pixel_fps == pytest.approx(141e9 / e2e_ns)
+    (switch,) = found.switches
+    assert (switch.frame_block, switch.mode, switch.extra_ns) == (8, "recache", 15 * MS)
+    assert switch.after_ns - switch.before_ns == 15 * MS
+
+
+@pytest.mark.parametrize(("slow_ms", "stalled"), [({8: 740.0}, 0), ({8: 751.0}, 1), ({1: 700.0}, 3), ({5: 800.0, 8: 870.0}, 3)])
+def test_frames_that_stall(make_run: MakeRun, slow_ms: dict[int, float], stalled: int) -> None:
+    """Twelve frames play for 750 ms at 16 FPS, the nine of the first block for 562.5; only one clip is slow."""
+    run = make_run(lambda name, order, block: int(slow_ms.get(block, 25.0) * MS) if order == 7 else 25 * MS)
+    assert run.header.workload is not None and run.header.workload.fps == 16
+    assert latencies(run, "turbo").stalled_frames == stalled
+
+
+def test_a_clip_of_one_frame_block_stalls_nothing(make_run: MakeRun) -> None:
+    run = make_run(block_time)
+    assert run.header.workload is not None
+    work = msgspec.structs.replace(run.header.workload, frame_blocks=1, frames=run.header.workload.frames_first_block)
+    header = msgspec.structs.replace(run.header, workload=work)
+    first = tuple(span for span in run.spans if span.name != "frame_block" or span.index == 0)
+    assert latencies(replace(run, header=header, spans=first), "turbo").stalled_frames == 0
+
+
+def test_every_excluded_block_has_its_cause(make_run: MakeRun) -> None:
+    run = make_run(block_time)
+    causes = {0: "first block", 1: "cache not full", 2: "cache not full", 8: "prompt switch (recache)"}
+    assert known_causes(run, "turbo") == causes
+    assert latencies(run, "turbo").steady.excluded == causes
+    noted = Excluded(variant="turbo", span="frame_block", clip=None, indices=(4,), cause="compilation")
+    other = msgspec.structs.replace(noted, variant="baseline", indices=(5,))
+    assert known_causes(replace(run, excluded=(noted, other)), "turbo") == causes | {4: "compilation"}
+
+
+def test_a_variant_without_timed_clips_has_no_latencies(make_run: MakeRun) -> None:
+    with pytest.raises(DataError, match="no finished timed clip of 'turbo'"):
+        latencies(make_run(block_time, clips=2), "turbo")

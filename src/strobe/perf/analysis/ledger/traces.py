@@ -482,7 +482,10 @@ def path_tree(baseline: ChosenTrace | None, candidate: ChosenTrace | None, unit:
     operators = all(trace.details is not None for trace, _ in (baseline, candidate))
     found = []
     for trace, side in (baseline, candidate):
-        own = {**path_times(trace, side, operators=operators), **idle_times(side)}
+        own = Counter(path_times(trace, side, operators=operators))
+        for label, ns in side.owned.items():
+            if not label.busy:
+                own[IDLE, label.activity] += ns
         found.append((own, side.num_focal if of_unit == "call" else len(side.tiles)))
     (before, n), (after, m) = found
     times = {path: (Fraction(before.get(path, 0), n), Fraction(after.get(path, 0), m)) for path in before.keys() | after.keys()}
@@ -519,16 +522,6 @@ def path_times(trace: Trace, side: TracedSide, *, operators: bool = False) -> di
         own = trace.module_paths.get(event)
         path = tuple(own.split(".")) if own else spelled[scope] if scope != NOWHERE else ()
         total[(*path, kernel_name(events.names[events.name[event]]))] += ns
-    return dict(total)
-
-
-def idle_times(side: TracedSide) -> dict[Path, int]:
-    """Time that the compared steps of a trace are idle, by cause; with `path_times` it adds up to their length."""
-    total = Counter[Path]()
-    idle = side.pieces.event < 0
-    length = (side.pieces.end - side.pieces.start)[idle]
-    for label, ns in zip(side.pieces.label[idle].tolist(), length.tolist(), strict=True):
-        total[IDLE, LABELS[label].activity] += ns
     return dict(total)
 
 

@@ -101,7 +101,8 @@ class Member(NamedTuple):
     whole: NDArray[np.bool_]
 
     def of(self, which: NDArray[np.bool_] | Ints) -> Member:
-        return Member(self.kinds, *(values[which] for values in self[1:]))
+        kind, sequence, whole = self.kind[which], self.sequence[which], self.whole[which]
+        return Member(self.kinds, kind, sequence, self.start[which], self.end[which], whole)
 
 
 def communication(traces: Sequence[Trace], windows: Sequence[Window | None] | None = None) -> tuple[Communication, ...]:
