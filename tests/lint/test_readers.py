@@ -196,18 +196,11 @@ def test_what_is_read(text: str, expected: list[tuple[str, str]]) -> None:
 @pytest.mark.parametrize(
     ("text", "low", "high"),
     [
-        ("9.1", "9.05", "9.15"),
-        ("9.10", "9.095", "9.105"),
-        ("302 ms", "0.3015", "0.3025"),
-        ("302", "302", "302"),
-        ("30 blocks", "30", "30"),
-        ("~575 ms", "0.54625", "0.60375"),
-        ("about 20 %", "15", "25"),
-        ("< 24 GB", "0", "24e9"),
-        ("under 24 GB", "0", "24e9"),
-        ("110-120ms", "0.1095", "0.1205"),
+        ("9.1", "9.05", "9.15"), ("9.10", "9.095", "9.105"), ("302 ms", "0.3015", "0.3025"), ("302", "302", "302"),
+        ("30 blocks", "30", "30"), ("~575 ms", "0.54625", "0.60375"), ("about 20 %", "15", "25"), ("< 24 GB", "0", "24e9"),
+        ("under 24 GB", "0", "24e9"), ("110-120ms", "0.1095", "0.1205"),
     ],
-)
+)  # fmt: skip
 def test_the_interval_of_printed_digits(text: str, low: str, high: str) -> None:
     (found,) = quantities(text)
     assert found.bounds == Bounds(Fraction(low), Fraction(high))
@@ -241,19 +234,11 @@ def test_interval_arithmetic_holds_every_result(one: tuple[int, int], two: tuple
 @pytest.mark.parametrize(
     ("head", "unit"),
     [
-        ("Mean (ms)", "ms"),
-        ("latency_ms", "ms"),
-        ("Memory [GB]", "GB"),
-        ("pixel FPS", "FPS"),
-        ("% of step", "%"),
-        ("Share %", "%"),
-        ("TFLOP/s", "TFLOP/s"),
-        ("PSNR (dB)", "dB"),
-        ("times in µs", "µs"),
-        ("Mean", None),
+        ("Mean (ms)", "ms"), ("latency_ms", "ms"), ("Memory [GB]", "GB"), ("pixel FPS", "FPS"), ("% of step", "%"),
+        ("Share %", "%"), ("TFLOP/s", "TFLOP/s"), ("PSNR (dB)", "dB"), ("times in µs", "µs"), ("Mean", None),
         ("Experiment (s) and more", None),
     ],
-)
+)  # fmt: skip
 def test_the_unit_of_a_head(head: str, unit: str | None) -> None:
     assert head_unit(head) == (UNITS[unit] if unit else None)
 

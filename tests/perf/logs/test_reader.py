@@ -253,9 +253,8 @@ def test_prefixes_of_workers_are_ranks(prefixes: tuple[str, str], tmp_path: Path
         for both in times
         for prefix, time in zip(prefixes, both, strict=True)
     ]
-    path = tmp_path / "t.log"
-    path.write_text("\n".join(lines) + "\n")
-    assert {series.rank: [sample.text for sample in series] for series in read_log(path).series} == {
+    log = read_log(written(tmp_path, "\n".join(lines) + "\n"))
+    assert {series.rank: [sample.text for sample in series] for series in log.series} == {
         rank: [str(both[rank]) for both in times] for rank in (0, 1)
     }
 
@@ -276,8 +275,7 @@ def test_prefixes_of_workers_are_ranks(prefixes: tuple[str, str], tmp_path: Path
     ],
 )
 def test_lines_of_other_programs(text: str, kind: Kind, values: list[str], tmp_path: Path) -> None:
-    (tmp_path / "t.log").write_text(text)
-    log = read_log(tmp_path / "t.log")
+    log = read_log(written(tmp_path, text))
     assert [sample.text for series in log.of(kind) for sample in series] == values
 
 
@@ -288,9 +286,7 @@ def test_the_dump_of_a_request_is_read_whole(indent: int | None, tmp_path: Path)
         "steps": [{"name": "DenoisingStage", "duration_ms": 1530.15}, {"name": "DecodingStage", "duration_ms": 49}],
         "denoise_steps_ms": [{"step": step, "duration_ms": 87.5 + step} for step in range(800)],
     }  # fmt: skip
-    path = tmp_path / "dump.json"
-    path.write_text(json.dumps(dump, indent=indent))
-    log = read_log(path)
+    log = read_log(written(tmp_path, json.dumps(dump, indent=indent), "dump.json"))
     found = {(series.kind, series.name): [(sample.text, sample.label) for sample in series] for series in log.series}
     assert found["stage", "DenoisingStage"] == [("1530.15", "ms")] and found["e2e", "total"] == [("1623.5", "ms")]
     assert len(found["step", "denoising step"]) == 800
@@ -305,8 +301,7 @@ def test_the_dump_of_a_request_is_read_whole(indent: int | None, tmp_path: Path)
     ],
 )
 def test_a_log_that_no_pattern_reads_gets_one_that_does(line: str, regex: str, tmp_path: Path) -> None:
-    path = tmp_path / "t.log"
-    path.write_text(f"hello\n{line}\n")
+    path = written(tmp_path, f"hello\n{line}\n")
     said = read_log(path).content
     assert f"line 2 reads {line!r}" in said and regex in said
     (tmp_path / "own.toml").write_text(said.partition("with this takes: ")[2].removesuffix(" (--patterns FILE.toml)"))
@@ -314,19 +309,15 @@ def test_a_log_that_no_pattern_reads_gets_one_that_does(line: str, regex: str, t
 
 
 KERNEL = Constraint(rule="at_least", bound_ns=2_762_085, what="the 2.76 ms kernel inside it")
-
-
 STAGE = Constraint(rule="at_most", bound_ns=5_754_608_690, what="the 5.75 s stage around it")
 
 
 def series(folder: Path, *values: str, unit: str = "") -> Series:
     """A series of values; with `unit`, declared by the patterns file."""
     declared = f"unit = '{unit}'\n" if unit else ""
-    patterns = folder / "patterns.toml"
-    patterns.write_text(f"[t]\nkind = 'attention'\nregex = 'took {{value}}(?: ?{{unit}})?$'\n{declared}")
-    log = folder / "a.log"
-    log.write_text("".join(f"took {value}\n" for value in values))
-    (found,) = read_log(log, load_patterns(patterns)).series
+    pattern = f"[t]\nkind = 'attention'\nregex = 'took {{value}}(?: ?{{unit}})?$'\n{declared}"
+    log = written(folder, "".join(f"took {value}\n" for value in values))
+    (found,) = read_log(log, load_patterns(written(folder, pattern, "patterns.toml"))).series
     return found
 
 
@@ -460,14 +451,10 @@ def test_units_have_many_spellings() -> None:
 @pytest.mark.parametrize(
     ("ns", "text"),
     [
-        (0, "0 ns"),
-        (999, "999 ns"),
-        (9_534, "9.53 µs"),
-        (12_000_000, "12.0 ms"),
-        (123_456_789_000, "123 s"),
+        (0, "0 ns"), (999, "999 ns"), (9_534, "9.53 µs"), (12_000_000, "12.0 ms"), (123_456_789_000, "123 s"),
         (Fraction(1, 2), "0.500 ns"),
     ],
-)
+)  # fmt: skip
 def test_short_durations(ns: int | Fraction, text: str) -> None:
     assert short(ns) == text
 
@@ -484,22 +471,12 @@ def exactly(text: str, mark: str | None = None) -> Fraction:
 @pytest.mark.parametrize(
     ("text", "mark", "value"),
     [
-        ("9,53", None, "9.53"),
-        ("7,200.81", None, "7200.81"),
-        ("7.200,81", None, "7200.81"),
-        ("1.234.567,8", None, "1234567.8"),
-        ("1'234.5", None, "1234.5"),
-        ("7,200", ".", "7200"),
-        ("7,200", ",", "7.2"),
-        ("7.200", None, "7.2"),
-        ("7.200", ",", "7200"),
-        ("1e-03", None, "0.001"),
-        ("9,5e-3", None, "0.0095"),
-        ("+5", None, "5"),
-        ("-0.0", None, "0"),
+        ("9,53", None, "9.53"), ("7,200.81", None, "7200.81"), ("7.200,81", None, "7200.81"), ("1.234.567,8", None, "1234567.8"),
+        ("1'234.5", None, "1234.5"), ("7,200", ".", "7200"), ("7,200", ",", "7.2"), ("7.200", None, "7.2"),
+        ("7.200", ",", "7200"), ("1e-03", None, "0.001"), ("9,5e-3", None, "0.0095"), ("+5", None, "5"), ("-0.0", None, "0"),
         ("12345678901234567890.5", None, "12345678901234567890.5"),
     ],
-)
+)  # fmt: skip
 def test_a_number_is_read_exactly(text: str, mark: str | None, value: str) -> None:
     assert exactly(text, mark) == Fraction(value)
 
@@ -507,20 +484,11 @@ def test_a_number_is_read_exactly(text: str, mark: str | None, value: str) -> No
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("nan", "nan"),
-        ("-NaN", "nan"),
-        ("inf", "infinite"),
-        ("-Infinity", "infinite"),
-        ("-0.5", "negative"),
-        ("-7,200.5", "negative"),
-        ("7,200", "ambiguous"),
-        ("1.2.3", "unreadable"),
-        ("1,23.4", "unreadable"),
-        ("1e999999999", "unreadable"),
-        ("1e" + "9" * 30, "unreadable"),
-        ("0." + "1" * 5000, "unreadable"),
+        ("nan", "nan"), ("-NaN", "nan"), ("inf", "infinite"), ("-Infinity", "infinite"), ("-0.5", "negative"),
+        ("-7,200.5", "negative"), ("7,200", "ambiguous"), ("1.2.3", "unreadable"), ("1,23.4", "unreadable"),
+        ("1e999999999", "unreadable"), ("1e" + "9" * 30, "unreadable"), ("0." + "1" * 5000, "unreadable"),
     ],
-)
+)  # fmt: skip
 def test_what_is_no_time_is_named(text: str, reason: str) -> None:
     assert read(text, None) == reason
 
@@ -552,8 +520,7 @@ GOOD = "[mine]\nkind = 'attention'\nregex = 'took {value} {unit}'\n"
 
 
 def test_a_users_patterns_come_first_and_replace_those_of_the_same_name(tmp_path: Path) -> None:
-    file = tmp_path / "patterns.toml"
-    file.write_text(GOOD + "[attention]\nkind = 'attention'\nregex = 'attn {value} {unit}'\n")
+    file = written(tmp_path, GOOD + "[attention]\nkind = 'attention'\nregex = 'attn {value} {unit}'\n", "patterns.toml")
     shipped, loaded = load_patterns(), load_patterns(file)
     assert [pattern.name for pattern in loaded[:2]] == ["mine", "attention"]
     assert sorted(pattern.name for pattern in loaded) == sorted(["mine", *(pattern.name for pattern in shipped)])
@@ -583,8 +550,7 @@ def test_a_users_patterns_come_first_and_replace_those_of_the_same_name(tmp_path
     ],
 )
 def test_a_wrong_file_is_one_error_that_says_what_is_allowed(tmp_path: Path, text: str, words: str) -> None:
-    file = tmp_path / "patterns.toml"
-    file.write_text(text)
+    file = written(tmp_path, text, "patterns.toml")
     with pytest.raises(ConfigError, match=words) as caught:
         load_patterns(file)
     assert str(file) in str(caught.value)
@@ -605,8 +571,6 @@ def test_a_missing_file_is_told(tmp_path: Path) -> None:
     ],
 )
 def test_lines_look_similar_by_the_words_of_the_regex(tmp_path: Path, regex: str, similar: str | None, other: str) -> None:
-    file = tmp_path / "patterns.toml"
-    file.write_text(f"defaults = false\n[mine]\nkind = 'step'\nregex = '{regex}'\n")
-    (pattern,) = load_patterns(file)
+    (pattern,) = load_patterns(written(tmp_path, f"defaults = false\n[mine]\nkind = 'step'\nregex = '{regex}'\n"))
     assert similar is None or pattern.similar.search(similar)
     assert not pattern.similar.search(other)
