@@ -87,7 +87,7 @@ def test_a_clip_is_that_of_a_fresh_session_however_often_it_is_made(case: Stream
         expected = [block.frames for block in session.stream(SCRIPT.num_blocks, switches=SCRIPT.switches)]
     for _ in range(2):
         case.prepare("turbo")
-        found = [block.frames for block in case.blocks("turbo")]
+        found = [block.frames for block in case.blocks("turbo")]  # type: ignore[attr-defined]
         assert all(torch.equal(*pair) for pair in zip(found, expected, strict=True))
 
 
