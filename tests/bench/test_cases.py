@@ -47,6 +47,7 @@ from strobe.perf.table.model import Table
 from strobe.quality.fidelity import COMPARED
 from strobe.serve import protocol
 from strobe.serve.client import Playback
+from terminal import quiet
 
 SCRIPT = Script(prompt="red circle moving", switches=(Switch(frame_block=4, prompt="blue square"),), num_blocks=8, seed=3)
 EXACT, FEW = ("quality", "balanced"), ("turbo", "ultra")
@@ -86,7 +87,7 @@ def test_a_clip_is_that_of_a_fresh_session_however_often_it_is_made(case: Stream
         expected = [block.frames for block in session.stream(SCRIPT.num_blocks, switches=SCRIPT.switches)]
     for _ in range(2):
         case.prepare("turbo")
-        found = [block.frames for block in case.blocks("turbo")]
+        found = [block.frames for block in case.blocks("turbo")]  # type: ignore[attr-defined]
         assert all(torch.equal(*pair) for pair in zip(found, expected, strict=True))
 
 
@@ -144,7 +145,7 @@ def test_a_whole_comparison(tmp_path: Path, tiny: Model, monkeypatch: pytest.Mon
 
     monkeypatch.setattr(case, "_clips", judge)
     monkeypatch.setattr(case, "prepare", begin)
-    folder = run_case(case, root=tmp_path, plan=ComparePlan(palindromes=1), progress=lambda *step: None)
+    folder = run_case(case, root=tmp_path, plan=ComparePlan(palindromes=1), progress=quiet)
     case.close()
     assert judged == ["quality", "baseline", "turbo"]
     run = read_run(folder)
@@ -199,7 +200,7 @@ VIDEO = AttentionCall(q_tokens=2 * 5 * 9, kv_tokens=2 * 5 * 9, num_heads=2, head
 
 def measured(folder: Path, case: AttentionCase, plan: AttentionPlan) -> RunRecords:
     with RunWriter(folder) as writer:
-        measure_attention(case, writer, plan, lambda done, total, what: None)
+        measure_attention(case, writer, plan, quiet)
     return read_run(folder)
 
 
@@ -308,10 +309,6 @@ def test_what_cannot_run_here_is_refused() -> None:
 
 
 EXAMPLES = ("a red circle moving left", "a blue square moving up")
-
-
-def quiet(done: int, total: int, what: str) -> None:
-    assert 0 <= done <= total
 
 
 @given(st.floats(0.5, 8), st.integers(0, 5), st.sampled_from(["poisson", "together"]), st.just(0.0) | st.floats(0.5, 20))

@@ -159,9 +159,6 @@ def test_a_breakdown_of_a_stream(strobe: Strobe, tmp_path: Path) -> None:
     assert "Breakdown" in (tmp_path / "out" / "report.md").read_text()
 
 
-SECTIONS = ["settings", "stages", "attention", "kernels", "sections", "answer", "notes"]
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("dit") / "traces"
@@ -183,7 +180,9 @@ def tables(report: Report, section: str) -> list[Table]:
 
 def test_the_page_has_the_seven_sections(run: Path) -> None:
     report = decode_report((run / "report.json").read_bytes())
-    assert [section.id for section in report.sections] == SECTIONS
+    assert [section.id for section in report.sections] == [
+        "settings", "stages", "attention", "kernels", "sections", "answer", "notes",
+    ]  # fmt: skip
     stage = tables(report, "stages")[0]
     names = [row.cells[0].text for row in stage.rows if isinstance(row.cells[0], Text)]
     assert names[0] == "run_01" and names[-2:] == ["avg_all_rounds", "avg_excl_warmup"]
@@ -198,7 +197,7 @@ def test_bounds_follow_from_the_columns_beside_them(run: Path) -> None:
     dense = steps["dense"]
     assert not isinstance(dense, str) and dense.section is not None
     assert 0 < dense.kernel <= dense.operator < dense.section and dense.step > 0
-    rows = {row.cells[0].text: row for row in _first(report).rows if isinstance(row.cells[0], Text)}
+    rows = {row.cells[0].text: row for row in tables(report, "answer")[0].rows if isinstance(row.cells[0], Text)}
     assert list(rows) == ["vsa-50", "vsa-80"]
     for name, row in rows.items():
         own = steps[name]
@@ -211,10 +210,6 @@ def test_bounds_follow_from_the_columns_beside_them(run: Path) -> None:
         assert row.cells[4] == Ratio(dense.section / own.section)
         assert row.cells[7] == Ratio(bound) and row.cells[8] == Share(e2e.value / bound)
         assert row.cells[9] == Number(100 * (own.section / (dense.section - saved) - 1), 1, "%")
-
-
-def _first(report: Report) -> Table:
-    return tables(report, "answer")[0]
 
 
 def test_accounts_add_up_and_records_say_what_ran(run: Path) -> None:

@@ -118,7 +118,7 @@ def test_the_newest_run_is_first_and_alone_says_which_tests_passed(tmp_path: Pat
 def test_every_file_with_a_test_for_a_gpu_is_run() -> None:
     """The runner looks for the marker; a file that is not imported has no other spelling of it."""
     found = {path.name for path in gpu_suite.gpu_files()}
-    assert {"test_gpu.py", "test_gates.py", "test_timing.py", "test_nccl.py"} <= found and "test_imports.py" not in found
+    assert {"test_gpu.py", "test_gates.py", "test_timing.py", "test_nccl.py"} <= found and "test_budgets.py" not in found
 
 
 def test_nothing_runs_without_a_gpu(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

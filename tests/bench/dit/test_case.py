@@ -80,7 +80,7 @@ def test_marks_leave_nothing_behind() -> None:
     blocks = case.blocks("dense")  # nobody listens: nothing is hooked
     next(blocks)
     assert module.dispatch_attention_fn is before[0]
-    blocks.close()
+    blocks.close()  # type: ignore[attr-defined]
 
 
 def test_variants_share_the_weights_and_leave_the_given_transformer_alone() -> None:
