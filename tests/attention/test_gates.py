@@ -19,7 +19,7 @@ from torch import Tensor
 
 import gates_of_tests as made_up
 from strobe.attention.explain import plain_calls
-from strobe.attention.gates import dense, run, sparse
+from strobe.attention.gates import dense, eightbit, run, sparse
 from strobe.attention.gates.case import CaseRefusedError, GateCase, GateError
 from strobe.attention.gates.operands import outside
 from strobe.attention.gates.run import Outcome, find_cases, record, run_gate, run_gates, tell
@@ -98,6 +98,9 @@ ON_CPU = {
         if "128" not in case.name.split(",")[-1] and "256x" not in case.name and "block 128" not in case.name
     ][::2],
     ("dense", "sdpa"): [case for case in find_cases("dense", "sdpa", CPU) if "2000" not in case.name][::9],
+    ("eightbit", "reference"): [
+        case for case in find_cases("eightbit", "reference", CPU) if "4999" not in case.name and "2000x" not in case.name
+    ],
     ("dense", "cpu"): [case for case in find_cases("dense", "cpu", CPU) if "2000" not in case.name][4::31],
 }
 TWINS = [
@@ -116,7 +119,9 @@ def test_an_implementation_on_a_cpu(operator: str, impl: str, case: GateCase) ->
         assert (operator, impl) == ("dense", "sdpa") and "no gradient through the lse" in str(refused)
 
 
-@pytest.mark.parametrize(("operator", "impl"), [("sparse", "cudnn"), ("dense", "fa4")])
+@pytest.mark.parametrize(
+    ("operator", "impl"), [("sparse", "cudnn"), ("dense", "fa4"), *(("eightbit", name) for name in eightbit.IMPLS)]
+)
 def test_a_case_that_an_implementation_refuses_is_no_failure(operator: str, impl: str) -> None:
     for case in find_cases(operator, impl, CPU):
         with pytest.raises(CaseRefusedError, match="^it runs on .*, the tensors are on cpu$"):
@@ -143,6 +148,7 @@ def test_every_gate_has_cases_of_its_own() -> None:
     for impl in ("cudnn", "fa4", "triton", "flex"):
         names = [case.name for case in sparse.cases(impl, GPU)]
         assert len(names) == len(set(names)) >= 79 and all("\n" not in name for name in names)
+    assert len({case.name for case in eightbit.cases("triton", CPU)}) == len(list(eightbit.cases("triton", CPU))) > 30
     assert {impl.name for impl in SPARSE_IMPLS if impl.kernel} == set(sparse.IMPLS)
     assert len({case.name for case in dense.cases("fa4", GPU)}) == len(list(dense.cases("sdpa", GPU))) + 6
     assert not any(case.needs_gpu for case in find_cases("sparse", "triton", CPU))
