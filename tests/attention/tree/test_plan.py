@@ -23,15 +23,9 @@ from tree_ranks import Runner
 
 
 def links(alpha_s: float, bytes_per_s: float, merge_bytes_per_s: float = 1e12) -> Links:
-    rate = Rate(alpha_s=alpha_s, bytes_per_s=bytes_per_s)
+    rate, merge = Rate(alpha_s=alpha_s, bytes_per_s=bytes_per_s), Rate(alpha_s=0.0, bytes_per_s=merge_bytes_per_s)
     return Links(
-        gather=rate,
-        exchange=rate,
-        reduce=rate,
-        merge=Rate(alpha_s=0.0, bytes_per_s=merge_bytes_per_s),
-        flops_per_s=1e14,
-        memory_bytes_per_s=1e12,
-        source="made up",
+        gather=rate, exchange=rate, reduce=rate, merge=merge, flops_per_s=1e14, memory_bytes_per_s=1e12, source="made up"
     )
 
 
