@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -45,12 +46,14 @@ def dense(q: Tensor, k: Tensor, v: Tensor, impl: str) -> tuple[Any, ...]:
     return lambda q, k, v: strobe.dense_attention(q, k, v, impl=impl).out, q, k, v
 
 
-def dense_with_lse(q: Tensor, k: Tensor, v: Tensor, impl: str) -> tuple[Any, ...]:
-    def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        found = strobe.dense_attention(q, k, v, impl=impl, return_lse=True)
-        return found.out.sum(dim=(2, 3)) + found.lse.sum(dim=1)
+def summed(found: strobe.AttentionOutput) -> Tensor:
+    """What is differentiated through the lse too, where it is not -inf."""
+    assert found.lse is not None
+    return found.out.sum(dim=(2, 3)) + found.lse.clamp(min=-9).sum(dim=1)
 
-    return call, q, k, v
+
+def dense_with_lse(q: Tensor, k: Tensor, v: Tensor, impl: str) -> tuple[Any, ...]:
+    return lambda *each: summed(strobe.dense_attention(*each, impl=impl, return_lse=True)), q, k, v
 
 
 def selection_of(q: Tensor) -> BlockSelection:
@@ -66,11 +69,7 @@ def block_sparse(q: Tensor, k: Tensor, v: Tensor, impl: str) -> tuple[Any, ...]:
 
 
 def block_sparse_with_lse(q: Tensor, k: Tensor, v: Tensor, impl: str) -> tuple[Any, ...]:
-    def call(*inputs: Any) -> Tensor:
-        found = strobe.block_sparse_attention(*inputs, impl=impl, return_lse=True)
-        return found.out.sum(dim=(2, 3)) + found.lse.clamp(min=-9).sum(dim=1)
-
-    return call, q, k, v, selection_of(q)
+    return lambda *each: summed(strobe.block_sparse_attention(*each, impl=impl, return_lse=True)), q, k, v, selection_of(q)
 
 
 def varlen(q: Tensor, k: Tensor, v: Tensor, impl: str) -> tuple[Any, ...]:
@@ -80,10 +79,8 @@ def varlen(q: Tensor, k: Tensor, v: Tensor, impl: str) -> tuple[Any, ...]:
     indices = torch.zeros(heads, blocks, 1, dtype=torch.int32)
     counts = (torch.arange(blocks) != 2).int().repeat(heads, 1)
 
-    def call(q: Tensor, k: Tensor, v: Tensor, indices: Tensor, counts: Tensor, cu: Tensor) -> Tensor:
-        return strobe.block_sparse_attention_varlen(q, k, v, indices, counts, cu, cu, block=64, impl=impl).out
-
-    return call, q[0], k[0], v[0], indices, counts, cu
+    call = partial(strobe.block_sparse_attention_varlen, block=64, impl=impl)
+    return lambda *each: call(*each).out, q[0], k[0], v[0], indices, counts, cu, cu
 
 
 def video(q: Tensor, k: Tensor, v: Tensor, impl: str) -> tuple[Any, ...]:
@@ -121,8 +118,7 @@ def history(q: Tensor, k: Tensor, v: Tensor, impl: str) -> tuple[Any, ...]:
 def merge(q: Tensor, k: Tensor, v: Tensor, impl: str) -> tuple[Any, ...]:
     def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         pairs = ((k[:, i:j], v[:, i:j]) for i, j in ((0, 64), (64, k.shape[1])))
-        found = strobe.merge([strobe.dense_attention(q, *pair, impl=impl, return_lse=True) for pair in pairs])
-        return found.out.sum(dim=(2, 3)) + found.lse.sum(dim=1)
+        return summed(strobe.merge([strobe.dense_attention(q, *pair, impl=impl, return_lse=True) for pair in pairs]))
 
     return call, q, k, v
 

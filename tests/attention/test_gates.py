@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import ast
 import json
-import multiprocessing
 import os
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,11 +19,11 @@ from torch import Tensor
 
 import gates_of_tests as made_up
 from strobe.attention.explain import plain_calls
-from strobe.attention.gates import dense, run, sparse
+from strobe.attention.gates import dense, eightbit, run, sparse
 from strobe.attention.gates.case import CaseRefusedError, GateCase, GateError
 from strobe.attention.gates.operands import outside
-from strobe.attention.gates.run import Outcome, find_cases, record, run_gate, run_gates, tell
-from strobe.attention.impls import FILE, GateRun, Impl, parse_gates
+from strobe.attention.gates.run import find_cases, record, run_gate, run_gates, tell
+from strobe.attention.impls import FILE, MISSING, GateRun, Impl, parse_gates
 from strobe.attention.sparse import custom_ops, entries
 from strobe.attention.sparse.api import block_sparse_attention
 from strobe.attention.sparse.impl import cpu
@@ -98,6 +98,9 @@ ON_CPU = {
         if "128" not in case.name.split(",")[-1] and "256x" not in case.name and "block 128" not in case.name
     ][::2],
     ("dense", "sdpa"): [case for case in find_cases("dense", "sdpa", CPU) if "2000" not in case.name][::9],
+    ("eightbit", "reference"): [
+        case for case in find_cases("eightbit", "reference", CPU) if "4999" not in case.name and "2000x" not in case.name
+    ],
     ("dense", "cpu"): [case for case in find_cases("dense", "cpu", CPU) if "2000" not in case.name][4::31],
 }
 TWINS = [
@@ -116,7 +119,9 @@ def test_an_implementation_on_a_cpu(operator: str, impl: str, case: GateCase) ->
         assert (operator, impl) == ("dense", "sdpa") and "no gradient through the lse" in str(refused)
 
 
-@pytest.mark.parametrize(("operator", "impl"), [("sparse", "cudnn"), ("dense", "fa4")])
+@pytest.mark.parametrize(
+    ("operator", "impl"), [("sparse", "cudnn"), ("dense", "fa4"), *(("eightbit", name) for name in eightbit.IMPLS)]
+)
 def test_a_case_that_an_implementation_refuses_is_no_failure(operator: str, impl: str) -> None:
     for case in find_cases(operator, impl, CPU):
         with pytest.raises(CaseRefusedError, match="^it runs on .*, the tensors are on cpu$"):
@@ -143,6 +148,7 @@ def test_every_gate_has_cases_of_its_own() -> None:
     for impl in ("cudnn", "fa4", "triton", "flex"):
         names = [case.name for case in sparse.cases(impl, GPU)]
         assert len(names) == len(set(names)) >= 79 and all("\n" not in name for name in names)
+    assert len({case.name for case in eightbit.cases("triton", CPU)}) == len(list(eightbit.cases("triton", CPU))) > 30
     assert {impl.name for impl in SPARSE_IMPLS if impl.kernel} == set(sparse.IMPLS)
     assert len({case.name for case in dense.cases("fa4", GPU)}) == len(list(dense.cases("sdpa", GPU))) + 6
     assert not any(case.needs_gpu for case in find_cases("sparse", "triton", CPU))
@@ -154,17 +160,11 @@ def test_a_gate_holds_under_python_o() -> None:
         assert not any(isinstance(node, ast.Assert) for node in ast.walk(ast.parse(module.read_text("utf-8")))), module.name
 
 
-class Wrong:
+def wrong_by(forward: Callable[..., Any] = tuple, backward: Callable[..., Any] = tuple) -> SimpleNamespace:
     """The kernels of `cpu` with one thing wrong."""
-
-    def __init__(self, forward: Callable[..., Any] | None = None, backward: Callable[..., Any] | None = None) -> None:
-        self._forward, self._backward = forward or (lambda each: each), backward or (lambda each: each)
-
-    def forward(self, *arguments: Any) -> Any:
-        return self._forward(cpu.forward(*arguments))
-
-    def backward(self, *arguments: Any) -> Any:
-        return self._backward(cpu.backward(*arguments))
+    return SimpleNamespace(
+        forward=lambda *given: forward(cpu.forward(*given)), backward=lambda *given: backward(cpu.backward(*given))
+    )
 
 
 def less_by(share: float, place: int) -> Callable[[tuple[Tensor, ...]], tuple[Tensor, ...]]:
@@ -174,22 +174,22 @@ def less_by(share: float, place: int) -> Callable[[tuple[Tensor, ...]], tuple[Te
 @pytest.mark.parametrize(
     ("wrong", "name"),
     [
-        (Wrong(forward=less_by(0.1, 0)), "output and lse, bfloat16-64x128-4/4-5x7-ragged"),
-        (Wrong(forward=less_by(0.02, 1)), "output and lse, bfloat16-64x128-4/4-5x7-ragged"),
-        (Wrong(forward=lambda found: (found[0], found[1].clamp(min=-9.0))), "output and lse, bfloat16-64x128-4/4-5x7-ragged"),
-        (Wrong(backward=less_by(0.1, 1)), "gradients, bfloat16-64x128-4/4-5x7-ragged, through the lse: False"),
-        (Wrong(backward=less_by(0.1, 2)), "gradients, bfloat16-64x128-4/2-5x7-ragged, through the lse: True"),
-        (Wrong(forward=lambda found: (found[0].nan_to_num(0.0), found[1])), "a NaN in a valid token shows"),
-        (Wrong(forward=lambda found: (found[0] + torch.rand(()) * 1e-3, found[1])), "the same bits in every run, block 64"),
-        (Wrong(forward=less_by(0.1, 0)), "packed sequences, block 64"),
-        (Wrong(forward=less_by(0.1, 0)), "large scores do not overflow, block 64"),
-        (Wrong(forward=less_by(0.1, 0)), "one count that the host knows, block 64, ragged: True, 2"),
-        (Wrong(backward=less_by(0.1, 0)), "gradients for one count that the host knows, block 64"),
-        (Wrong(backward=less_by(0.1, 0)), "finite padding need not be cleared, block 64"),
-        (Wrong(forward=lambda found: (found[0] + 1.0, found[1])), "nothing selected and nothing selectable, block 64"),
+        (wrong_by(forward=less_by(0.1, 0)), "output and lse, bfloat16-64x128-4/4-5x7-ragged"),
+        (wrong_by(forward=less_by(0.02, 1)), "output and lse, bfloat16-64x128-4/4-5x7-ragged"),
+        (wrong_by(forward=lambda found: (found[0], found[1].clamp(min=-9.0))), "output and lse, bfloat16-64x128-4/4-5x7-ragged"),
+        (wrong_by(backward=less_by(0.1, 1)), "gradients, bfloat16-64x128-4/4-5x7-ragged, through the lse: False"),
+        (wrong_by(backward=less_by(0.1, 2)), "gradients, bfloat16-64x128-4/2-5x7-ragged, through the lse: True"),
+        (wrong_by(forward=lambda found: (found[0].nan_to_num(0.0), found[1])), "a NaN in a valid token shows"),
+        (wrong_by(forward=lambda found: (found[0] + torch.rand(()) * 1e-3, found[1])), "the same bits in every run, block 64"),
+        (wrong_by(forward=less_by(0.1, 0)), "packed sequences, block 64"),
+        (wrong_by(forward=less_by(0.1, 0)), "large scores do not overflow, block 64"),
+        (wrong_by(forward=less_by(0.1, 0)), "one count that the host knows, block 64, ragged: True, 2"),
+        (wrong_by(backward=less_by(0.1, 0)), "gradients for one count that the host knows, block 64"),
+        (wrong_by(backward=less_by(0.1, 0)), "finite padding need not be cleared, block 64"),
+        (wrong_by(forward=lambda found: (found[0] + 1.0, found[1])), "nothing selected and nothing selectable, block 64"),
     ],
 )  # fmt: skip
-def test_a_wrong_kernel_is_found(wrong: Wrong, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_kernel_is_found(wrong: SimpleNamespace, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(custom_ops, "_kernels", lambda impl: wrong)
     (case,) = (case for case in find_cases("sparse", "cpu", CPU) if case.name == name)
     with pytest.raises((GateError, AssertionError)):
@@ -200,17 +200,13 @@ def test_a_wrong_kernel_is_found(wrong: Wrong, name: str, monkeypatch: pytest.Mo
 
 
 def told(*checks: Callable[[], None]) -> list[tuple[int, str, str, str]]:
-    ours, theirs = multiprocessing.Pipe(duplex=False)
-    tell(theirs, made_up.find(*checks))
-    theirs.close()
-    found = []
-    while ours.poll():
-        try:
-            said = ours.recv()
-        except EOFError:
-            break
-        found.append((said.done, said.name, said.last, said.failed))
-    return found
+    sent: list[Any] = []
+    line: Any = SimpleNamespace(send=sent.append)
+    tell(line, made_up.find(*checks))
+    return [(said.done, said.name, said.last, said.failed) for said in sent]
+
+
+ON_A_CPU = next(impl for impl in SPARSE_IMPLS if impl.name == "cpu")
 
 
 def test_a_gate_ends_with_its_first_failure() -> None:
@@ -221,8 +217,7 @@ def test_a_gate_ends_with_its_first_failure() -> None:
 
 def test_a_process_that_dies_makes_its_gate_red(capfd: pytest.CaptureFixture[str]) -> None:
     said: list[tuple[int, int, str]] = []
-    impl = next(impl for impl in SPARSE_IMPLS if impl.name == "cpu")
-    found = run_gate(impl, CPU, lambda *each: said.append(each), made_up.dying)
+    found = run_gate(ON_A_CPU, CPU, lambda *each: said.append(each), made_up.dying)
     assert found == (1, 1, "case 2: the process ended with code 9")
     assert said == [(0, 4, "case 0"), (1, 4, "case 1"), (2, 4, "case 2")]
     assert capfd.readouterr().out == ""  # what a library prints does not get into a document
@@ -233,8 +228,7 @@ def test_a_case_that_never_ends_makes_its_gate_red(monkeypatch: pytest.MonkeyPat
         if name == "case 1":
             monkeypatch.setattr(run, "PATIENCE_S", 0.25)
 
-    impl = next(impl for impl in SPARSE_IMPLS if impl.name == "cpu")
-    passed, _, failed = run_gate(impl, CPU, advance, made_up.hanging)
+    passed, _, failed = run_gate(ON_A_CPU, CPU, advance, made_up.hanging)
     assert passed == 1 and failed == "case 1: no answer in 0.25 s"
 
 
@@ -242,18 +236,12 @@ H100 = Card(vendor="nvidia", architecture="sm_90", capability=(9, 0), name="NVID
 B200 = Card(vendor="nvidia", architecture="sm_100", capability=(10, 0), name="NVIDIA B200", shared_bytes=227 << 10)
 
 
-def outcomes(monkeypatch: pytest.MonkeyPatch, **came: tuple[int, int, str]) -> dict[str, Outcome]:
-    """What `run_gates` makes of a B200 whose gates come out so."""
+def test_gates_are_run_where_libraries_have_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(MISSING.found, "triton", None)
+    came = {"triton": (75, 4, ""), "sdpa": (12, 0, "views of a larger buffer: no")}
     monkeypatch.setattr(run, "card_of", lambda _: B200)
     monkeypatch.setattr(run, "run_gate", lambda impl, *_: came.get(impl.name, (0, 3, "")))
-    return {f"{each.operator}:{each.impl}": each for each in run_gates(GPU, "580.1", lambda *_: None)}
-
-
-def test_gates_are_run_where_libraries_have_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    from strobe.attention import impls
-
-    monkeypatch.setitem(impls.MISSING.found, "triton", None)
-    found = outcomes(monkeypatch, triton=(75, 4, ""), sdpa=(12, 0, "views of a larger buffer: no"))
+    found = {f"{each.operator}:{each.impl}": each for each in run_gates(GPU, "580.1", lambda *_: None)}
     kernels = {"dense": ("sdpa", "fa4"), "sparse": ("cudnn", "fa4", "triton", "flex"), "eightbit": ("gluon", "triton")}
     assert set(found) == {f"{operator}:{name}" for operator, names in kernels.items() for name in names}
     assert found["sparse:cudnn"].gate is None and found["sparse:cudnn"].refused.startswith("it runs on compute capability 9.x")
@@ -264,11 +252,6 @@ def test_gates_are_run_where_libraries_have_kernels(monkeypatch: pytest.MonkeyPa
     triton = next(impl for impl in SPARSE_IMPLS if impl.name == "triton")
     assert gate.kernel == triton.kernel and triton.standing(B200, [gate]) == "green"
     assert (red.tests, red.failed) == (12, "views of a larger buffer: no")
-
-
-def test_what_is_named_is_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run, "card_of", lambda _: B200)
-    monkeypatch.setattr(run, "run_gate", lambda *_: (1, 0, ""))
     assert [each.impl for each in run_gates(GPU, None, lambda *_: None, only=["dense:sdpa"])] == ["sdpa"]
 
 

@@ -6,8 +6,8 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from itertools import pairwise
 from random import Random
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -20,7 +20,6 @@ import ring_cases as cases
 import strobe
 from forked import needs_triton
 from ring_cases import RingCase
-from strobe.attention.sparse.selection import BlockSelection, shard_cuts, shard_list
 from strobe.core.errors import ConfigError
 from strobe.core.tolerances import tolerance
 from tree_ranks import Outcome, Processes
@@ -107,11 +106,8 @@ def largest_message(rank: int, case: RingCase) -> int:
         sizes.extend(each.numel() for each in sends)
         return exchange(call, sends, *rest, **named)  # type: ignore[arg-type]
 
-    CollectiveCall.exchange = watched  # type: ignore[method-assign,assignment]
-    try:
+    with patch.object(CollectiveCall, "exchange", watched):
         cases.attend(rank, case)
-    finally:
-        CollectiveCall.exchange = exchange  # type: ignore[method-assign]
     return max(sizes)
 
 
@@ -203,25 +199,3 @@ def test_ranks_that_differ_are_named(work: Callable[..., None], said: str) -> No
         two.start(work, PLAIN)
         found: list[Outcome] = [each for each in two.outcomes() if each.error]
     assert found and all(said in each.error and each.kind == "CollectiveError" for each in found), found
-
-
-def test_lists_of_shards_are_the_columns_of_the_mask() -> None:
-    mask = torch.rand(2, 3, 5, 9, generator=torch.Generator().manual_seed(0)) < 0.4
-    whole = BlockSelection.from_mask(mask, block=64)
-    ascending = whole.indices.masked_fill(~whole.used(9), 1 << 29).sort(dim=-1).values
-    bounds = (0, 4, 4, 9)
-    cuts = shard_cuts(ascending, whole.counts, torch.tensor(bounds, dtype=torch.int32))
-    for shard, (start, stop) in enumerate(pairwise(bounds)):
-        indices, counts = shard_list(ascending, cuts, bounds, shard)
-        part = BlockSelection(indices=indices, counts=counts, block=64, known_bound=stop - start)
-        assert torch.equal(part.mask(stop - start), mask[..., start:stop])
-
-
-def test_lists_of_shards_need_no_counts_where_every_entry_is_used() -> None:
-    indices = torch.tensor([[0, 3, 5], [6, 7, 8]], dtype=torch.int32)[None, None]
-    bounds = (0, 6, 9)
-    cuts = shard_cuts(indices, None, torch.tensor(bounds, dtype=torch.int32))
-    found = [shard_list(indices, cuts, bounds, shard) for shard in (0, 1)]
-    assert [counts.tolist() for _, counts in found] == [[[[3, 0]]], [[[0, 3]]]]
-    assert found[0][0][0, 0, 0].tolist() == [0, 3, 5]
-    assert found[1][0][0, 0, 1].tolist() == [0, 1, 2]

@@ -51,18 +51,9 @@ def test_every_impl_of_the_fine_stage_gives_the_same(layout: str, tile: tuple[in
     first, second, expected = results
     assert torch.equal(first.out, second.out) and torch.equal(first.lse, second.lse)
     assert torch.equal(first.selection.indices, expected.selection.indices) and first.selection.uniform_count == 4
-    torch.testing.assert_close(
-        first.out.float(),
-        expected.out.float(),
-        atol=tolerance("video of a GPU", "bfloat16"),
-        rtol=tolerance("video of a GPU", "bfloat16"),
-    )
-    torch.testing.assert_close(
-        first.lse,
-        expected.lse,
-        atol=tolerance("lse of a video of a GPU", "bfloat16"),
-        rtol=tolerance("lse of a video of a GPU", "bfloat16"),
-    )
+    near, near_lse = tolerance("video of a GPU", "bfloat16"), tolerance("lse of a video of a GPU", "bfloat16")
+    torch.testing.assert_close(first.out.float(), expected.out.float(), atol=near, rtol=near)
+    torch.testing.assert_close(first.lse, expected.lse, atol=near_lse, rtol=near_lse)
 
 
 def test_nothing_waits_for_the_device() -> None:
