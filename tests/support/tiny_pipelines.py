@@ -201,17 +201,17 @@ def is_sparse(model: Any) -> bool:
     return any(isinstance(getattr(each, "processor", None), SparseProcessor) for each in model.modules())
 
 
-class CosmosLoop:
-    """A pipeline of Cosmos without text encoder, autoencoder and guard: its model, its scheduler and a loop over three steps."""
+class OwnLoop:
+    """A pipeline that diffusers knows nothing of: a model, its scheduler and a loop over three steps."""
 
     def __init__(self, case: Case) -> None:
         self.case, self.transformer, self.scheduler = case, case.model, FlowMatchEulerDiscreteScheduler()
 
-    def __call__(self) -> Tensor:
+    def __call__(self, **told: Any) -> Tensor:
         self.scheduler.set_timesteps(3)
         latents: Tensor = self.case.arguments["hidden_states"]
         for timestep in self.scheduler.timesteps:
-            latents = self.scheduler.step(self.case.run(hidden_states=latents), timestep, latents, return_dict=False)[0]
+            latents = self.scheduler.step(self.case.run(hidden_states=latents, **told), timestep, latents, return_dict=False)[0]
         return latents
 
 

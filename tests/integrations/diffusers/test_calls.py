@@ -24,7 +24,7 @@ from strobe.attention.sparse.coarse import Forced
 from strobe.core.errors import ConfigError
 from strobe.integrations.diffusers import sparsify
 from strobe.integrations.diffusers.fastwan import FastWanPipeline
-from tiny_pipelines import Case, CosmosLoop, clip, cosmos, gates, hunyuan, hunyuan15, ltx2, wan, wan_pipeline
+from tiny_pipelines import Case, OwnLoop, clip, cosmos, gates, hunyuan, hunyuan15, ltx2, wan, wan_pipeline
 
 STEP = "denoise_step"
 unguided = partial(clip, guidance_scale=1.0)
@@ -209,27 +209,13 @@ def test_the_scheduler_of_the_calling_pipeline_counts(name: str, seen: list[bool
         assert f"dense in steps {', '.join(map(str, range(dense)))}" in str(handle.report())
 
 
-class Own:
-    """A pipeline that diffusers knows nothing of."""
-
-    def __init__(self, transformer: Any, scheduler: Any) -> None:
-        self.transformer, self.scheduler = transformer, scheduler
-
-    def sample(self, case: Case, told: dict[str, Any] | None = None) -> None:
-        self.scheduler.set_timesteps(3)
-        latents = case.arguments["hidden_states"]
-        for timestep in self.scheduler.timesteps:
-            flow = case.run(hidden_states=latents, timestep=timestep.expand(1), attention_kwargs=told)
-            latents = self.scheduler.step(flow, timestep, latents, return_dict=False)[0]
-
-
 def test_a_loop_of_ones_own_tells_the_step_or_is_refused(seen: list[bool]) -> None:
-    case, scheduler = wan(1, layers=1), FlowMatchEulerDiscreteScheduler()
-    own = watched(Own(case.model, scheduler), seen)
+    case = wan(1, layers=1)
+    own = watched(OwnLoop(case), seen)
     with sparsify(case.model, sparsity=0.5, dense_steps=[1]):
         with pytest.raises(ConfigError, match=r"no pipeline .* is calling it, so the step is not known; tell it: attention_"):
-            own.sample(case)
-        own.sample(case, {STEP: scheduler})
+            own()
+        own(attention_kwargs={STEP: own.scheduler})
         for step in range(3):
             case.run(attention_kwargs={STEP: step})
         assert seen == [False, True, False] * 2
@@ -238,14 +224,14 @@ def test_a_loop_of_ones_own_tells_the_step_or_is_refused(seen: list[bool]) -> No
                 case.run(attention_kwargs={STEP: wrong})
     seen.clear()
     with sparsify(own, sparsity=0.5, dense_steps=[1]):  # the class of what was made sparse is known to be a pipeline
-        own.sample(case)
+        own()
         assert seen == [False, True, False]
 
 
 def test_a_model_that_cannot_be_told_the_step_is_counted_by_its_pipeline(seen: list[bool]) -> None:
     """The forward of Cosmos takes no `attention_kwargs`."""
     case = cosmos(1)
-    own = CosmosLoop(case)
+    own = OwnLoop(case)
     case.model.transformer_blocks[0].register_forward_pre_hook(lambda _, args: seen.append(args[4].dense))
     with (
         sparsify(case.model, sparsity=0.5, dense_steps=[1]),

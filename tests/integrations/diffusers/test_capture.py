@@ -18,7 +18,7 @@ from strobe.core.errors import ConfigError
 from strobe.engine.load import load
 from strobe.integrations.diffusers import sparsify
 from strobe.models.captured import CapturedCall, read_calls, read_video
-from tiny_pipelines import GRID, NUM_TOKENS, Case, CosmosLoop, cosmos, hunyuan, hunyuan15, ltx2, wan, wan_pipeline
+from tiny_pipelines import GRID, NUM_TOKENS, Case, OwnLoop, cosmos, hunyuan, hunyuan15, ltx2, wan, wan_pipeline
 
 CPU = torch.device("cpu")
 TEXT = {"prompt_embeds": torch.zeros(1, 7, 16), "negative_prompt_embeds": torch.ones(1, 7, 16)}
@@ -50,7 +50,7 @@ def own_run(make: Any, *arguments: Any) -> tuple[Any, Any]:
 
 
 def own_loop() -> tuple[Any, Any]:
-    loop = CosmosLoop(cosmos(1))
+    loop = OwnLoop(cosmos(1))
     return loop, loop
 
 

@@ -27,7 +27,7 @@ from strobe.integrations.diffusers import Calibration, calibrate, processors, sp
 from strobe.integrations.diffusers.forward import Pass
 from strobe.integrations.diffusers.keep import read_calibration, tiles_that_keep, write_calibration
 from strobe.integrations.diffusers.processors import SparseProcessor
-from tiny_pipelines import Case, CosmosLoop, clip, cosmos, gates, hunyuan, hunyuan15, ltx2, wan, wan_pipeline
+from tiny_pipelines import Case, OwnLoop, clip, cosmos, gates, hunyuan, hunyuan15, ltx2, wan, wan_pipeline
 
 TILE = (2, 2, 3)
 KEEP = 0.6
@@ -206,7 +206,7 @@ def test_every_family_is_measured(case: Any, tmp_path: Path) -> None:
 
 
 def test_a_loop_over_cosmos_is_measured(tmp_path: Path) -> None:
-    own, file = CosmosLoop(cosmos(1)), tmp_path / "kept.json"
+    own, file = OwnLoop(cosmos(1)), tmp_path / "kept.json"
     dense = own()
     found = calibrate(own, own, keep=KEEP, tile=TILE, file=file)
     assert found.steps == 3 and all(len(layers) == 2 for layers in found.selected["transformer"].values())
