@@ -213,7 +213,7 @@ class BenchServeOutput(Printed, frozen=True, kw_only=True):
 
 
 class Benched(Printed, frozen=True, kw_only=True):
-    """`strobe bench attention`, `tree` and `scaling`: grids of attention calls."""
+    """`strobe bench attention` and `tree`: grids of attention calls."""
 
     cells: A[
         Rows,
@@ -273,7 +273,6 @@ DOCUMENTS: Final[dict[str, tuple[type[DocumentPart], ...]]] = {
     "doctor": (DoctorOutput,),
     "bench attention": (Benched,),
     "bench tree": (Benched,),
-    "bench scaling": (Benched,),
     "bench serve": (BenchServeOutput,),
     "extract stages": (Extracted,),
     "extract attention": (Extracted,),

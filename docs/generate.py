@@ -83,8 +83,7 @@ def commands() -> str:
     names = [f"--{each.name.replace('_', '-')}" for each in fields(ModelFlags)]
     model = [each for each in flags["strobe serve"] if each[0] in names]
     sides = [each for each in flags["strobe speedup"] if each in flags["strobe extract attention"] and each not in everywhere]
-    ranks = [each for each in flags["strobe bench tree"] if each in flags["strobe bench scaling"] and each not in everywhere]
-    groups = {"the model": model, "two sides": sides, "ranks": ranks}
+    groups = {"the model": model, "two sides": sides}
     lines = ["# Command line", "", "Generated from `strobe.cli` by `make docs`; do not edit. `strobe VERB --help` says more.", ""]
     for name, verb in verbs.items():
         said = inspect.getdoc(verb.default_command) or ""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -42,7 +41,6 @@ DOORS: Final[dict[str, Door]] = {
     **dict.fromkeys((f"engine-h200/{name}" for name in _VARIED), vary_report),
     **dict.fromkeys(_SERVED, serve_report),
     **dict.fromkeys((f"attention-{name}" for name in _ATTENTION), bench_report),
-    **dict.fromkeys(("tree-cpu/ws2", "tree-cpu/ws4", "tree-h200/bench"), tree_report),
-    "tree-h200/scaling": partial(tree_report, scaling=True),
+    **dict.fromkeys(("tree-cpu/ws2", "tree-cpu/ws4", "tree-h200/bench", "tree-h200/scaling"), tree_report),
 }
 """The verb behind the page of each folder."""

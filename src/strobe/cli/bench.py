@@ -295,57 +295,28 @@ HOW: Final = named("Measurement", contestants="strategies")
 @bench.command
 def tree(
     *,
-    world_size: int = 2,
-    seq_len: int = 2048,
-    dtype: str = "float32",
+    world_size: tuple[int, ...] = (2,),
+    seq_len: tuple[int, ...] = (2048,),
+    dtype: tuple[str, ...] = ("float32",),
     call: CallFlags = CallFlags(),
     how: Annotated[TreeSettings, HOW] = TreeSettings(),
     out: Annotated[Path, Parameter(alias=OUT)] = Path("tree-bench"),
     render: Annotated[bool, Parameter(negative="")] = False,
     output: Output = Output(),
 ) -> int:
-    """Check and time every strategy of tree attention on its own ranks, and show parts of the time and verdicts.
+    """Check and time every strategy of tree attention on its own ranks, and show parts of the time, verdicts and scaling.
 
     ```
     strobe bench tree --world-size 4 --seq-len 1024 --profile  # slow
     strobe bench tree --world-size 4 --seq-len 2048 --device cuda --profile --iterations 20 -o gpu  # gpus
     strobe bench tree --world-size 2 --seq-len 65536 --strategies allgather peer:ring-attention-pytorch -o peer  # slow
+    strobe bench tree --world-size 1 2 4 8 16 --seq-len 512 1024 2048 4096 -o scaling  # slow
+    strobe bench tree --out h200-scaling --render
     ```
 
-    The command starts each rank as a process of its own and ends all of them. Exit code 1 if a gate is red or the cell failed.
-
-    Args:
-        world_size: ranks.
-        seq_len: keys of all ranks together.
-        dtype: float32, bfloat16, float16 or float64.
-        out: folder for the records (`cells/`) and the report; what is finished there is not measured again.
-        render: measure nothing: write the pages from the cells that are there, on any machine.
-    """
-    shapes = [] if render else [_shape(call, world_size, seq_len, dtype)]
-    return _tree_grid(shapes, how, out, output, scaling=False)
-
-
-@bench.command
-def scaling(
-    *,
-    world_size: tuple[int, ...] = (1, 2, 4),
-    seq_len: tuple[int, ...] = (1024, 2048, 4096, 8192),
-    dtype: tuple[str, ...] = ("float32",),
-    call: CallFlags = CallFlags(),
-    how: Annotated[TreeSettings, HOW] = TreeSettings(),
-    out: Annotated[Path, Parameter(alias=OUT)] = Path("tree-scaling"),
-    render: Annotated[bool, Parameter(negative="")] = False,
-    output: Output = Output(),
-) -> int:
-    """Measure a grid of ranks x keys x dtypes, cell by cell: strong and weak scaling, efficiency.
-
-    ```
-    strobe bench scaling --world-size 1 2 4 8 16 --seq-len 512 1024 2048 4096  # slow
-    strobe bench scaling --out h200-scaling --render
-    ```
-
-    Every finished cell is on disk; the same command continues where it stopped. Exit code 1 if a gate is red or
-    a cell failed.
+    Several values make a grid of ranks x keys x dtypes, measured cell by cell: several numbers of ranks show strong and weak
+    scaling and efficiency. Every finished cell is on disk; the same command continues where it stopped. The command starts each
+    rank as a process of its own and ends all of them. Exit code 1 if a gate is red or a cell failed.
 
     Args:
         world_size: numbers of ranks.
@@ -357,7 +328,7 @@ def scaling(
     if not render and not (world_size and seq_len and dtype):
         raise ConfigError("--world-size, --seq-len and --dtype: got none of one of them, expected at least one value each")
     shapes = [_shape(call, ranks, keys, kind) for kind in dtype for keys in seq_len for ranks in world_size if not render]
-    return _tree_grid(shapes, how, out, output, scaling=True)
+    return _tree_grid(shapes, how, out, output)
 
 
 def _shape(call: CallFlags, world_size: int, seq_len: int, dtype: str) -> RankedCall:
@@ -375,7 +346,7 @@ def _shape(call: CallFlags, world_size: int, seq_len: int, dtype: str) -> Ranked
     )
 
 
-def _tree_grid(shapes: list[RankedCall], how: TreeSettings, out: Path, output: Output, *, scaling: bool) -> int:
+def _tree_grid(shapes: list[RankedCall], how: TreeSettings, out: Path, output: Output) -> int:
     """Measure cells, write the pages of all that are there, show the tables, and report what happened; without cells render."""
     most, outcome = max((shape.world_size for shape in shapes), default=0), None
     if most and how.delay is not None and how.delay[0] not in range(most):
@@ -387,14 +358,14 @@ def _tree_grid(shapes: list[RankedCall], how: TreeSettings, out: Path, output: O
             with tells_what_is_kept(output, lambda: kept_cells(out, "with --render it")):
                 outcome = run_cells(shapes, how, out, progress)
     with output.progress("report"):
-        from strobe.perf.report.bench_pages import bound, read_cells, shown_strategies, tree_report
+        from strobe.perf.report.bench_pages import bound, read_cells, scales, shown_strategies, tree_report
         from strobe.perf.report.write import write_report
 
         runs = read_cells(out, "tree")[0]
-        report = tree_report(out, scaling=scaling)
+        report = tree_report(out)
         paths = [str(path) for path in write_report(report, out)]
-    output.show(*(table_text(table, _SHOWN) for table in shown_strategies(runs, scaling=scaling)))
-    for run, entry in ((cell, entry) for cell in runs for entry in cell.measured if not scaling):
+    output.show(*(table_text(table, _SHOWN) for table in shown_strategies(runs)))
+    for run, entry in ((cell, entry) for cell in runs for entry in cell.measured if not scales(runs)):
         if (found := bound(run, entry)) is not None:  # as lines, since they are too long for the columns of a terminal
             label, evidence, remedy = found
             output.show(f"{entry.name}: {label}. {evidence}. Remedy: {remedy}.")

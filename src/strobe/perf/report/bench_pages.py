@@ -759,11 +759,13 @@ _TREE_LEAD = (
 )
 
 
-def tree_report(folder: Path, *, scaling: bool = False) -> Report:
-    """Build the page of a tree-attention run.
+def scales(cells: Sequence[CellRun]) -> bool:
+    """Return whether cells have several numbers of ranks, so that scaling comes first."""
+    return len({cell.run.header.world_size for cell in cells}) > 1
 
-    Args:
-        scaling: scaling first, and the cells after it.
+
+def tree_report(folder: Path) -> Report:
+    """Build the page of a tree-attention run: scaling if it has several numbers of ranks, and its cells.
 
     Raises:
         DataError: the folder holds no cells.
@@ -773,20 +775,20 @@ def tree_report(folder: Path, *, scaling: bool = False) -> Report:
     return grid_page(
         cells,
         unread,
-        title="Tree attention: scaling" if scaling else "Tree attention: strategies side by side",
+        title="Tree attention: scaling" if scales(cells) else "Tree attention: strategies side by side",
         about="",
         facts=(
             Fact("ranks", Text(", ".join(map(str, ranks)))),
             Fact("timing", Text("host clock around each call, ranks aligned by a barrier, slowest rank")),
         ),
         banners=_banners(cells),
-        sections=(*(_scaling_sections(cells) if scaling else ()), *map(_cell_section, cells)),
+        sections=(*(_scaling_sections(cells) if scales(cells) else ()), *map(_cell_section, cells)),
     )
 
 
-def shown_strategies(cells: Sequence[CellRun], *, scaling: bool) -> tuple[Table, ...]:
+def shown_strategies(cells: Sequence[CellRun]) -> tuple[Table, ...]:
     """Choose the tables that a terminal shows, in the page's order: those of scaling, or those of each cell."""
-    if scaling:
+    if scales(cells):
         blocks = [block for section in _scaling_sections(cells) for block in section.blocks]
         return tuple(block for block in blocks if isinstance(block, Table))
     found: list[Table | None] = []
