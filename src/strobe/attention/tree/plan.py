@@ -145,8 +145,7 @@ def measure(comm: Comm, device: torch.device, dtype: torch.dtype, timeout_s: flo
     (flops, many), (read, few) = _local_cases(device, dtype)
     local = [many, few, *(run for _, run in merges)]
     pairs = [_time(run, device) for run in (*(run for _, _, run in runs), *local)]
-    both = (torch.tensor(each, device=device) for each in zip(*pairs, strict=True))
-    device_s, host_s = (call.all_reduce(each, largest=True).tolist() for each in both)
+    device_s, host_s = (_slowest(call, each, device) for each in zip(*pairs, strict=True))
     rates: dict[str, Rate] = {}
     for kind in KINDS:
         chosen = [i for i, run in enumerate(runs) if run[0] == kind]
@@ -245,6 +244,11 @@ def _on_gpu(run: Callable[[], object]) -> tuple[float, float]:
     last.record()
     torch.cuda.synchronize()
     return first.elapsed_time(last) / 1e3 / RUNS, started / RUNS
+
+
+def _slowest(call: CollectiveCall, seconds: Sequence[float], device: torch.device) -> list[float]:
+    slowest: list[float] = call.all_reduce(torch.tensor(seconds, device=device), largest=True).tolist()
+    return slowest
 
 
 RING_LAUNCHES: Final = 4
