@@ -39,7 +39,6 @@ from strobe.perf.records.record import (
     Variant,
     Video,
     Viewer,
-    WhatIf,
     Workload,
 )
 from strobe.perf.records.store import RunRecords
@@ -79,6 +78,5 @@ __all__ = [
     "Variant",
     "Video",
     "Viewer",
-    "WhatIf",
     "Workload",
 ]

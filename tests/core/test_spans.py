@@ -18,7 +18,7 @@ class Listener(Recorder):
     def __init__(self) -> None:
         self.heard: list[tuple[str, str, int | None]] = []
 
-    def region(self, name: str, index: int | None) -> AbstractContextManager[object]:
+    def __call__(self, name: str, index: int | None) -> AbstractContextManager[object]:
         return self._region(name, index)
 
     @contextmanager

@@ -256,7 +256,7 @@ def test_recording_marks_no_regions(ring: RingCache) -> None:
     seen = []
 
     class Marks(spans.Recorder):
-        def region(self, name: str, index: int | None) -> AbstractContextManager[object]:
+        def __call__(self, name: str, index: int | None) -> AbstractContextManager[object]:
             seen.append(name)
             return spans._NULL
 

@@ -406,7 +406,7 @@ def test_a_frame_block_is_one_region_of_decoding(make: Make, block_decode: bool,
     names: list[str] = []
 
     class Names(spans.Recorder):
-        def region(self, name: str, index: int | None) -> AbstractContextManager[object]:
+        def __call__(self, name: str, index: int | None) -> AbstractContextManager[object]:
             names.append(name)
             return nullcontext()
 

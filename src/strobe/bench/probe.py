@@ -149,7 +149,7 @@ def probe(
             call()
         with ExitStack() as stack:
             for name, module in handle.layers.items():
-                stack.enter_context(hooked(module, partial(recorder.region, name, None)))
+                stack.enter_context(hooked(module, partial(recorder, name, None)))
             for dense in (True, False, False, True) * rounds:
                 with handle.dense() if dense else nullcontext():
                     took[dense].append(_timed(call, recorder))
@@ -187,7 +187,7 @@ def _layer(name: str, took: dict[bool, list[dict[str, int]]], recalls: list[Tens
 
 def _timed(call: Callable[[], object], recorder: TimingRecorder) -> dict[str, int]:
     recorder.start_clip()
-    with recorder.region(spans.E2E, None):
+    with recorder(spans.E2E, None):
         call()
         recorder.synchronize()
     sums: dict[str, int] = defaultdict(int)

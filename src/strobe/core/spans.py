@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import wraps
 from threading import Lock
-from typing import Final, ParamSpec, Protocol, TypeVar
+from typing import Final, ParamSpec, TypeAlias, TypeVar
 
 from strobe.core.errors import unknown_choice
 
@@ -135,12 +135,8 @@ def check_regions(names: Iterable[str]) -> tuple[str, ...]:
     return chosen
 
 
-class Recorder(Protocol):
-    """A recorder of regions, which `perf/measure` installs."""
-
-    def region(self, name: str, index: int | None) -> AbstractContextManager[object]:
-        """Return a context manager that marks the region."""
-        ...
+Recorder: TypeAlias = Callable[[str, int | None], AbstractContextManager[object]]
+"""Marks regions: from the name and the index of one to the context manager around it. `perf/measure` installs it."""
 
 
 def _never() -> bool:
@@ -162,7 +158,7 @@ def span(name: str, index: int | None = None) -> AbstractContextManager[object]:
     """
     if _compiling() or _recorder is None:
         return _NULL
-    return _recorder.region(name, index)
+    return _recorder(name, index)
 
 
 def spanned(name: str) -> Callable[[Callable[P, T]], Callable[P, T]]:

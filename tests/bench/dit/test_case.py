@@ -16,7 +16,7 @@ from strobe.bench.dit import MODELS, DitCase, LoadedModel, Shot, load_named, var
 from strobe.bench.runner import run_case
 from strobe.core.spans import TRACEABLE, recording
 from strobe.integrations.diffusers import processors
-from strobe.perf.measure.profile import _Regions
+from strobe.perf.measure.profile import _marks
 from strobe.perf.measure.timing import TimingRecorder
 from strobe.perf.records.store import read_run
 from strobe.perf.report.build import build_report
@@ -120,7 +120,7 @@ def test_compiled_variants_are_whole_graphs_that_tracing_does_not_recompile() ->
     def either(name: str) -> Iterator[None]:
         launched = case.launched(name)
         assert launched is not None
-        with recording(_Regions(TRACEABLE)):
+        with recording(_marks(TRACEABLE)):
             for _ in case.blocks(name):
                 pass
             with launched:

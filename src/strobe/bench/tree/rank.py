@@ -239,15 +239,15 @@ class MarkRecorder(TimingRecorder):
         self._parts: dict[str, tuple[str, str]] = {}
 
     @contextmanager
-    def region(self, name: str, index: int | None) -> Iterator[None]:
+    def __call__(self, name: str, index: int | None) -> Iterator[None]:
         """Mark the region of the body; `tree_message:gather` is the part `gather` of `tree_message`."""
         region, _, part = name.partition(":")
         self._parts[name] = region, part
         if self._meet is not None and region == MESSAGE:
-            with super().region(MEETING, None):
+            with super().__call__(MEETING, None):
                 self._meet()
         self._drain()
-        with super().region(name, index):
+        with super().__call__(name, index):
             yield
             self._drain()
 
@@ -257,7 +257,7 @@ class MarkRecorder(TimingRecorder):
 
     def take(self, run: Callable[[], object]) -> RankCall:
         self.start_clip()
-        with recording(self), super().region(grids.CALL, None):
+        with recording(self), super().__call__(grids.CALL, None):
             run()
             self._drain()
         found, parts = self.finish_clip(), self._parts | {MEETING: (MEETING, ""), grids.CALL: (grids.CALL, "")}

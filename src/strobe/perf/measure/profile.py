@@ -19,7 +19,7 @@ import msgspec
 from strobe.core.device import synchronize
 from strobe.core.errors import ConfigError
 from strobe.core.files import not_written, writing_whole
-from strobe.core.spans import FRAME_BLOCK, PIECES, TRACEABLE, check_regions, recording
+from strobe.core.spans import FRAME_BLOCK, PIECES, TRACEABLE, Recorder, check_regions, recording
 
 if TYPE_CHECKING:
     import torch
@@ -68,25 +68,22 @@ class Capture:
         return tuple(name for name, on in chosen.items() if on)
 
 
-class _Regions:
-    """Span recorder of a traced run: every chosen region becomes a profiler annotation.
+def _marks(chosen: tuple[str, ...], made: Callable[[], None] | None = None) -> Recorder:
+    """Return the recorder of a traced run: every chosen region becomes a profiler annotation.
 
     Args:
         chosen: regions to mark; frame blocks always are. Empty: all but `PIECES`.
         made: called when a frame block has been made, after its region has closed.
     """
+    from torch.profiler import record_function
 
-    def __init__(self, chosen: tuple[str, ...], made: Callable[[], None] | None = None) -> None:
-        self._chosen = frozenset((*chosen, FRAME_BLOCK)) if chosen else None
-        self._made = made
-
-    def region(self, name: str, index: int | None) -> AbstractContextManager[object]:
-        from torch.profiler import record_function
-
-        if name in PIECES if self._chosen is None else name not in self._chosen:
+    def region(name: str, index: int | None) -> AbstractContextManager[object]:
+        if (name in PIECES) if not chosen else name not in (*chosen, FRAME_BLOCK):
             return nullcontext()
         mark = record_function(PREFIX + name if index is None else f"{PREFIX}{name}#{index}")
-        return mark if name != FRAME_BLOCK or self._made is None else _then(mark, self._made)
+        return mark if name != FRAME_BLOCK or made is None else _then(mark, made)
+
+    return region
 
 
 @contextmanager
@@ -148,7 +145,7 @@ def trace_blocks(
         if before < max(counts.values()) <= last:
             profiling.step()
 
-    with recording(_Regions(capture.regions, partial(count, "made"))), profiling:
+    with recording(_marks(capture.regions, partial(count, "made"))), profiling:
         for _ in blocks:
             count("handed out")
             if max(counts.values()) >= last:
@@ -188,7 +185,7 @@ def trace_clip(clip: Callable[[], None], *, device: torch.device, path: Path, wa
         experimental_config=_ExperimentalConfig(profile_all_threads=True),
     )
 
-    with recording(_Regions(TRACEABLE)):
+    with recording(_marks(TRACEABLE)):
         _prepare_profiler(config, activities)
         warm_up()
         synchronize(device)

@@ -219,7 +219,7 @@ class TimingRecorder:
         self._start_ns = 0
         self._start_event: torch.cuda.Event | None = None
 
-    def region(self, name: str, index: int | None) -> AbstractContextManager[object]:
+    def __call__(self, name: str, index: int | None) -> AbstractContextManager[object]:
         """Return a context manager that measures the region."""
         alone = name not in spans.PIECES and (name not in spans.FINE or self._fine)
         if not alone and not self._inside:
@@ -263,10 +263,10 @@ class TimingRecorder:
             return 0
         other, took = TimingRecorder(self._device, inside=True), []
         other.start_clip()
-        with other.region(spans.FRAME_BLOCK, 0):
+        with other(spans.FRAME_BLOCK, 0):
             for _ in range(_PROBES):
                 began = time.perf_counter_ns()
-                with other.region(spans.FFN, None):
+                with other(spans.FFN, None):
                     pass
                 took.append(time.perf_counter_ns() - began)
         return sorted(took)[_PROBES // 2]

@@ -291,14 +291,6 @@ class SentMessage(msgspec.Struct, frozen=True, kw_only=True):
     beta_ns: A[float, said("transfer time of these bytes at the bandwidth of the link, ns")]
 
 
-class WhatIf(msgspec.Struct, frozen=True, kw_only=True):
-    """Predicted time of a call if the links were faster."""
-
-    faster: A[Literal["bandwidth", "latency"], said("property of the links that is faster")]
-    factor: A[float, said("factor by which it is faster")]
-    total_ns: A[float, said("predicted time of the whole call, ns")]
-
-
 class Prediction(Line, frozen=True, kw_only=True):
     """Predicted time of one strategy with the links as measured, and its components."""
 
@@ -312,7 +304,6 @@ class Prediction(Line, frozen=True, kw_only=True):
     ]
     hidden_ns: A[float, said("communication time hidden behind attention, ns")] = 0.0
     messages: A[tuple[SentMessage, ...], said("predicted collectives in order")] = ()
-    what_if: A[tuple[WhatIf, ...], said("predictions of the same call with faster links; empty in newer records")] = ()
 
 
 # Lines of a run that loads a server of live streams: the server, and each viewer that came.
