@@ -172,7 +172,7 @@ def test_nothing_is_written_in_place() -> None:
         "bench/tree/run.py",  # what a cell begins with, in a folder of its own
         "bench/own/programs.py",  # a path file of an environment that is being made
         "core/files.py",
-        "quality/vmaf.py",  # scratch files for a program
+        "quality/fidelity.py",  # scratch files for a program
         "engine/snapshot.py",  # beside and renamed, by the library of the format
         "engine/video.py",  # grows under a name of its own
         "perf/measure/profile.py",  # a scratch file of the profiler, which is then compressed by `writing_whole`

@@ -20,14 +20,15 @@ from strobe.quality.fidelity import (
     block_starts,
     border_jump,
     compare,
+    find_program,
     flicker_excess,
     ms_ssim,
     psnr,
     ssim,
     temporal_difference,
+    vmaf,
 )
 from strobe.quality.flip import flip
-from strobe.quality.vmaf import find_program, vmaf
 
 _THREE = ("psnr", "ssim", "temporal_difference")
 SIZES = [(11, 11), (17, 63), (100, 37)]

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from strobe.core.errors import DataError
 from strobe.serve import protocol
-from strobe.serve.encode import KEY_EVERY_S, Encoder
+from strobe.serve.hub import KEY_EVERY_S, Encoder
 from strobe.serve.protocol import CODECS, Codec, Picture, read_picture, read_viewer
 
 PLAYER = Path(protocol.__file__).with_name("static") / "player.js"

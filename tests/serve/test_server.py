@@ -22,7 +22,7 @@ from strobe.models.shapes.grammar import parse
 from strobe.models.shapes.picture import SIZE
 from strobe.serve import protocol
 from strobe.serve.client import RefusedError, watch
-from strobe.serve.encode import Encoder
+from strobe.serve.hub import Encoder
 from strobe.serve.protocol import Picture
 from strobe.serve.streams import Origin
 from train_shapes.render import render

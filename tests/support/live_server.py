@@ -25,8 +25,7 @@ from strobe.engine.presets import preset
 from strobe.serve import protocol
 from strobe.serve.app import Listening, StreamServer
 from strobe.serve.client import LoadViewer
-from strobe.serve.encode import Encoder
-from strobe.serve.hub import Hub
+from strobe.serve.hub import Encoder, Hub
 from strobe.serve.protocol import Picture
 from strobe.serve.settings import ServeSettings
 from strobe.serve.streams import LiveStream, Origin, SpareSessions

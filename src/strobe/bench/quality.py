@@ -19,9 +19,8 @@ from strobe.models.shapes.picture import SIZE
 from strobe.perf.records.record import Quality, Workload
 from strobe.quality.available import METRICS, MetricsAsked, metric
 from strobe.quality.clips import clip_name, clips_of, pictures_of, read_clip
-from strobe.quality.fidelity import COMPARED, Fidelity, block_starts, border_jump, compare
+from strobe.quality.fidelity import COMPARED, Fidelity, block_starts, border_jump, compare, find_program, vmaf
 from strobe.quality.learned import clip_score, lacking, lacks_library, lpips
-from strobe.quality.vmaf import find_program, vmaf
 
 SETTLE_BLOCKS: Final = 2
 """Frame blocks after a prompt switch that do not count for prompt accuracy."""

@@ -23,7 +23,7 @@ from torch import Tensor
 from history_on_cpu import by_definition, highest, tiles_of
 from strobe.attention.dense.api import dense_attention
 from strobe.attention.explain import explain
-from strobe.attention.sparse import skipped, video, video_plan
+from strobe.attention.sparse import coarse, video, video_plan
 from strobe.attention.sparse.api import block_sparse_attention
 from strobe.attention.sparse.coarse import Estimator, Forced, block_scores, budget, forced_blocks, select_blocks, share_mask
 from strobe.attention.sparse.layout import TileLayout, tile_layout
@@ -86,7 +86,7 @@ def test_the_operator_is_its_definition(
 ) -> None:
     """Output, lse, counts and gradients."""
     layout, options = tile_layout(grid, tile), dict(WAYS[way])
-    monkeypatch.setattr(skipped, "_MOST", options.pop("most", skipped._MOST))
+    monkeypatch.setattr(coarse, "_MOST", options.pop("most", coarse._MOST))
     q, k, v = (each.requires_grad_() for each in _qkv(grid))
     gate = _draw(math.prod(grid), 4, 3).requires_grad_() if options.pop("gate", False) else None
     share, pooled, own = options.get("share"), options.get("pool_skipped", False), "forced" in options

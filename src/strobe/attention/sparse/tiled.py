@@ -16,12 +16,12 @@ from torch import Tensor
 
 from strobe.attention.around import ambient
 from strobe.attention.impls import EIGHT_BITS, Choice, announce
+from strobe.attention.sparse.coarse import add_skipped
 from strobe.attention.sparse.impl import reference as reference_impl
 from strobe.attention.sparse.impls import choose
 from strobe.attention.sparse.launch import dense
 from strobe.attention.sparse.layout import held
 from strobe.attention.sparse.selection import BlockSelection
-from strobe.attention.sparse.skipped import add_skipped
 from strobe.attention.sparse.spec import SparseSpec
 from strobe.attention.sparse.stages.impl import reference
 from strobe.attention.sparse.stages.types import Call, Grid, Prepared, Rope, Selected, SelectionSpec, Tiled

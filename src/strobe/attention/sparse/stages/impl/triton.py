@@ -13,11 +13,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from strobe.attention.sparse.coarse import Estimator, block_scores
+from strobe.attention.sparse.coarse import Estimator, block_scores, log_weights
 from strobe.attention.sparse.launch import Launcher, Site, precision_of
 from strobe.attention.sparse.layout import held, tile_layout
 from strobe.attention.sparse.selection import BlockSelection
-from strobe.attention.sparse.skipped import log_weights
 from strobe.attention.sparse.stages.types import Grid, Selected, SelectionSpec, Tiled
 from strobe.attention.types import AttentionOutput
 from strobe.core.device import card_of
