@@ -631,23 +631,20 @@ def layer_groups(trace: Trace, window: Window | None = None) -> tuple[tuple[int,
     return tuple(found)
 
 
-class _Calls(NamedTuple):
-    """Calls of one group, by place in their enclosing call."""
+def _times(calls: NDArray[Any], group: Ints, num: int) -> Iterator[dict[str, Any]]:
+    """Yield the times of the calls of each group, as `LayerRow` names them; every group has some."""
+    device, span, kernels, host = (_described(calls[name], group, num) for name in ("device", "span", "kernels", "host"))
+    for i in range(num):
+        of_device = {"calls": device[i].n, "device_p50_ns": device[i].p50_ns, "device_max_ns": device[i].max_ns}
+        host_ns = None if host[i].p50_ns == NOWHERE else host[i].p50_ns
+        yield {**of_device, "span_p50_ns": span[i].p50_ns, "host_p50_ns": host_ns, "kernels": kernels[i].p50_ns}
 
-    place: Ints
-    device: Ints
-    span: Ints
-    host: Ints | None
-    kernels: Ints
 
-    def times(self, which: Ints, group: Ints, num: int) -> Iterator[dict[str, Any]]:
-        """Yield the times of the chosen calls of each group, as `LayerRow` names them; every group has some."""
-        device, span, kernels = (_described(values[which], group, num) for values in (self.device, self.span, self.kernels))
-        host = None if self.host is None else _described(self.host[which], group, num)
-        for i in range(num):
-            of_device = {"calls": device[i].n, "device_p50_ns": device[i].p50_ns, "device_max_ns": device[i].max_ns}
-            host_ns = None if host is None else host[i].p50_ns
-            yield {**of_device, "span_p50_ns": span[i].p50_ns, "host_p50_ns": host_ns, "kernels": kernels[i].p50_ns}
+def _calls(place: Ints, device: Ints, span: Ints, kernels: Ints, host: Ints | None = None) -> NDArray[Any]:
+    """Return the calls of one group, by place in their enclosing call."""
+    of_host = np.full(len(place), NOWHERE) if host is None else host
+    dtype = [(name, np.int64) for name in ("place", "device", "span", "kernels", "host")]
+    return np.rec.fromarrays([place, device, span, kernels, of_host], dtype=dtype)
 
 
 def _described(values: Ints, group: Ints, num: int) -> list[Distribution]:
@@ -671,7 +668,7 @@ def _by_calls(where: dict[str, Any], trace: Trace, work: EventView, window: Wind
     count = np.diff(heads, append=len(order))
     place, device = np.arange(len(order)) - np.repeat(heads, count), (sums[last] - sums[first])[order]
     host = (column(scopes.end_ns) - column(scopes.start_ns))[order]
-    columns = (place, device, launched.spans(first, last)[order], host, (kernels[last] - kernels[first])[order])
+    calls = _calls(place, device, launched.spans(first, last)[order], (kernels[last] - kernels[first])[order], host)
     total = totals(device, path, len(paths.names))
     numbers, starts = np.unique(path[heads], return_index=True)
     several = [
@@ -684,34 +681,34 @@ def _by_calls(where: dict[str, Any], trace: Trace, work: EventView, window: Wind
         left, right = np.searchsorted(path, (number, number + 1)).tolist()
         names = [scopes.names[name] for name in column(scopes.name)[order[left:right]].tolist()]
         inside = any(each in chosen for each in paths.around(paths.above[number]))
-        yield _group(where, _Calls(*(values[left:right] for values in columns)), names, paths.spelled(number), inside=inside)
+        yield _group(where, calls[left:right], names, paths.spelled(number), inside=inside)
 
 
 def _group(
     where: dict[str, Any],
-    calls: _Calls,
+    calls: NDArray[Any],
     names: Sequence[str],
     path: tuple[str, ...],
     *,
     inside: bool = False,
     by_kernels: bool = False,
 ) -> LayerGroup:
-    num = min(MOST_PLACES, int(calls.place.max()) + 1)
-    shown = np.flatnonzero(calls.place < num)
-    later = np.flatnonzero(calls.place > 0)
+    num = min(MOST_PLACES, int(calls["place"].max()) + 1)
+    shown = np.flatnonzero(calls["place"] < num)
+    later = np.flatnonzero(calls["place"] > 0)
     labels: list[set[str]] = [set() for _ in range(num)]
     for call in shown.tolist():
-        labels[int(calls.place[call])].add(names[call])
+        labels[int(calls["place"][call])].add(names[call])
     told = {**where, "layers": path[-1], "inside": " / ".join(path[:-1])}
-    (rest,) = calls.times(later, np.zeros(len(later), np.int64), 1)
+    (rest,) = _times(calls[later], np.zeros(len(later), np.int64), 1)
     return LayerGroup(
         name=path[-1],
         path=path[:-1],
         by_kernels=by_kernels,
-        sum_ns=int(calls.device.sum()),
+        sum_ns=int(calls["device"].sum()),
         layers=tuple(
             LayerRow(**told, place=place, name=min(label) if len(label) == 1 else "", **times)
-            for place, (label, times) in enumerate(zip(labels, calls.times(shown, calls.place[shown], num), strict=True))
+            for place, (label, times) in enumerate(zip(labels, _times(calls[shown], calls["place"][shown], num), strict=True))
         ),
         later=LayerRow(**told, place=1, name="", **rest),
         inside=inside,
@@ -740,7 +737,7 @@ def _by_paths(where: dict[str, Any], carried: GraphPaths) -> Iterator[LayerGroup
         start, end = np.minimum.reduceat(part.start[mine], heads), np.maximum.reduceat(part.end[mine], heads)
         place = np.arange(len(heads)) - np.repeat(first, count)
         sums, kernels = (np.add.reduceat(values[mine], heads) for values in (part.length, is_kernel))
-        calls = _Calls(place, sums, end - start, None, kernels)
+        calls = _calls(place, sums, end - start, kernels)
         yield _group(where, calls, [labels[path, one] for one in layer[heads].tolist()], path)
 
 
@@ -777,7 +774,7 @@ def _by_kernels(trace: Trace, device: int, work: EventView, window: Window | Non
         reached = np.maximum.reduceat(np.append(end, 0), edges)[::2]
         sums = before(end - start)
         order = np.arange(len(anchors)) - np.repeat(heads, count)
-        calls = _Calls(order, sums[stop] - sums[anchors], reached - start[anchors], None, stop - anchors)
+        calls = _calls(order, sums[stop] - sums[anchors], reached - start[anchors], stop - anchors)
         where = {"trace": trace.label, "device": device}
         yield _group(where, calls, [""] * len(anchors), (period.anchor,), by_kernels=True)
         return
