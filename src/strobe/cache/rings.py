@@ -28,10 +28,8 @@ from strobe.core.spans import KV_CLONE, KV_ROLL, KV_SINK, KV_UPDATE, span
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _RollingStep:
-    """One pass over a `RollingCache`; `keep_sink` protects the sink slots from the pass.
-
-    It reads indices back from the device, so that it has no signature and cannot be recorded.
-    """
+    """One pass over a `RollingCache`; `keep_sink` protects the sink slots from the pass. It reads indices back from the device,
+    so that it has no signature and cannot be recorded."""
 
     cache: RollingCache
     positions: tuple[int, ...]
@@ -140,11 +138,8 @@ class RollingCache(SlotRing[_RollingStep]):
 class _AheadStep:
     """A pass over frames that are not finished: they see some of the cache and each other, and nothing is stored.
 
-    Args:
-        cache: the ring.
-        positions: see `strobe.cache.kv.CacheStep`.
-        sink: keys of the sink `[L, B, S, H, D]`, turned to their place for this pass.
-        rows: rows of the ring behind the sink that are seen, int64 on its device.
+    The keys of the `sink` `[L, B, S, H, D]` are turned to their place for this pass; `rows` are the rows of the ring behind it
+    that are seen, int64 on its device; for `positions` see `strobe.cache.kv.CacheStep`.
     """
 
     cache: RingCache

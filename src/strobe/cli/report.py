@@ -213,10 +213,8 @@ def _warn(run: RunRecords, output: Output) -> None:
 
 
 def _figures(speedups: Sequence[Speedup], runs: Sequence[RunRecords]) -> Figures:
-    """Return every figure that a requirement may name: speedups by level, joules of a frame block, then quality by metric.
-
-    Every candidate that a run was to measure is here; a level that it never came to is None.
-    """
+    """Return every figure that a requirement may name: speedups by level, joules of a frame block, then quality by metric. Every
+    candidate that a run was to measure is here; a level that it never came to is None."""
     from strobe.perf.analysis.runs.compare import block_joules
     from strobe.perf.table.model import LevelName
 

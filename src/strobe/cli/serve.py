@@ -102,11 +102,8 @@ def _listen(settings: ServeSettings) -> socket.socket:
 
 
 def _addresses(settings: ServeSettings, bound: str, port: int) -> tuple[str, list[str]]:
-    """Return the address of the server on this machine, and the ways to it from another one.
-
-    Args:
-        bound: what `settings.host` came to: the address that the socket has.
-    """
+    """Return the address of the server on this machine, and the ways to it from another one; the socket has the address
+    `bound`."""
     scheme = "https" if settings.tls_cert else "http"
 
     def at(host: str) -> str:

@@ -290,10 +290,8 @@ class _SnapshotVersion:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Header(_SnapshotVersion):
-    """The header of a snapshot file: all but the tensors.
-
-    `decoder_memories`: whether each is in the file; `digests`: sha256 of every tensor, by name.
-    """
+    """The header of a snapshot file: all but the tensors. `decoder_memories`: whether each is in the file; `digests`: sha256 of
+    every tensor, by name."""
 
     identity: Identity
     next_block: Number

@@ -169,11 +169,8 @@ def read_metadata(path: Path) -> dict[str, str]:
 
 
 def _header(path: Path) -> tuple[dict[str, _Entry], dict[str, str]]:
-    """Read the header of a `.safetensors`: its length in 8 bytes, then JSON. Source: the format's description.
-
-    Raises:
-        WeightsError: it is none, or the file ends before its last tensor.
-    """
+    """Read the header of a `.safetensors`: its length in 8 bytes, then JSON; raises WeightsError if it is none or the file
+    ends before its last tensor. Source: the format's description."""
     size_bytes = path.stat().st_size
     with path.open("rb") as file:
         start = 8 + int.from_bytes(file.read(8), "little")

@@ -349,11 +349,7 @@ class Connection:
 
 
 def _image(text: str) -> bytes:
-    """Decode the bytes of a start image.
-
-    Raises:
-        DataError: it is not base64.
-    """
+    """Decode the bytes of a start image; raises DataError if it is not base64."""
     try:
         return base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError) as error:

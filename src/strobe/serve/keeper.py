@@ -31,14 +31,8 @@ BEAT: Final = 16
 
 @dataclass(kw_only=True, eq=False)
 class _Kept:
-    """A stream that is kept.
-
-    Args:
-        saved: as it was written last.
-        busy: a snapshot of it is being written.
-        failing: what could not be written the last time, "log" or "snapshot".
-        lost: another server has taken it over.
-    """
+    """A stream that is kept, `saved` as it was written last. `busy`: a snapshot of it is being written; `failing`: "log" or
+    "snapshot" could not be written the last time; `lost`: another server has taken it over."""
 
     place: StreamFolder
     saved: SavedStream

@@ -322,10 +322,8 @@ class Worker:
         self.sessions.clear()
 
     def _next(self) -> bool:
-        """Do the work that came first, or else make a frame block; return whether more is to come.
-
-        Its variables end with it: whoever waits for work would hold the stream that was closed last.
-        """
+        """Do the work that came first, or else make a frame block; return whether more is to come. Its variables end with it:
+        whoever waits for work would hold the stream that was closed last."""
         with self._wake:
             again = self._again if self._again in self._playing else ""
             name = again or choose(self._demands())

@@ -365,11 +365,8 @@ def log_weights(selection: BlockSelection, num_kv: int, dtype: torch.dtype) -> T
 def _over_means(q: Tensor, keys: Tensor, values: Tensor, added: Tensor, softmax_scale: float) -> tuple[Tensor, Tensor]:
     """Attend over one key per tile: out `[B, n * block, H, D]` and lse float32 `[B, H, n * block]`; empty rows as a merge wants.
 
-    Args:
-        q: `[B, n, block, H, D]`.
-        keys: `[B, H, N_kv, D]`.
-        values: like keys.
-        added: to the logits of all rows of a tile, `[B, H, n, N_kv]`; -inf for what is not seen.
+    q is `[B, n, block, H, D]`, keys and values are `[B, H, N_kv, D]`. `added` `[B, H, n, N_kv]`, to the logits of all rows of a
+    tile, is -inf for what is not seen.
     """
     rows = q.permute(0, 3, 1, 2, 4).to(keys.dtype)  # [B, H, n, block, D]
     logits = rows @ keys.unsqueeze(2).transpose(-1, -2) * softmax_scale + added.unsqueeze(3)

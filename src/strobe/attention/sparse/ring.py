@@ -140,11 +140,7 @@ def planned(call: VideoCall, group: ProcessGroup | None, shards: Sequence[int] |
 def _run(
     call: VideoCall, tensors: Tensors, rope: Rope, gate: Tensor | None, group: ProcessGroup | None, shards: Sequence[int] | None
 ) -> tuple[Attended, Ring]:
-    """Attend over the tiles of all ranks of a group; the result is that of this rank's queries.
-
-    Args:
-        call: whose faces are those of this rank's tensors.
-        shards: tiles of each rank.
+    """Attend over the tiles of all ranks of a group, of each as many as `shards` says; the result is that of this rank's queries.
 
     Raises:
         ShapeError, ConfigError, ImplUnavailableError: as `video_sparse_attention`.

@@ -490,10 +490,8 @@ class CollectiveCall:
         return works, kept
 
     def _exchange_as_collective(self, sends: Sequence[Tensor], received: list[Tensor]) -> tuple[list[Waiting], list[Tensor]]:
-        """Exchange messages by one collective from the memory they are in; only a message that is not contiguous is copied.
-
-        Gloo would fail on CUDA tensors of different sizes with an error about a closed connection.
-        """
+        """Exchange messages by one collective from the memory they are in; only a message that is not contiguous is copied. Gloo
+        would fail on CUDA tensors of different sizes with an error about a closed connection."""
         if sends[self.rank].is_cuda and self.comm.backend("cuda") == "gloo":
             raise ConfigError(
                 "the group sends CUDA tensors by gloo, which exchanges only messages of equal size; "

@@ -260,10 +260,8 @@ def _differ(own: Any, other: Any, tolerance: float | None) -> tuple[str, float]:
 
 
 def _relative(found: torch.Tensor, expected: torch.Tensor) -> float:
-    """Root mean square of the difference / that of the expected values; infinite where they are not finite in the same places.
-
-    Of expected zeros it is the root mean square of the values found.
-    """
+    """Root mean square of the difference / that of the expected values; infinite where they are not finite in the same places. Of
+    expected zeros it is the root mean square of the values found."""
     wide = torch.complex128 if found.is_complex() or expected.is_complex() else torch.float64
     one, two = found.cpu().to(wide), expected.cpu().to(wide)
     finite = one.isfinite() & two.isfinite()

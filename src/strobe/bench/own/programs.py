@@ -178,11 +178,8 @@ def _time(run: Rounds, program: Program, phase: record.Phase, lap: int | None, p
 
 
 def _launch(program: Program, argv: Sequence[str], more: Mapping[str, str]) -> tuple[dict[str, Any], str]:
-    """Have the launcher run something where a program runs; whatever ends the wait ends both.
-
-    Returns:
-        what it took, and the end of what it wrote to stderr.
-    """
+    """Have the launcher run something where a program runs, and return what it took and the end of its stderr; whatever ends
+    the wait ends both."""
     environment = {**(inherited_environment() if program.environment is None else program.environment), **more}
     asked = json.dumps({"argv": list(argv), "folder": program.folder, "environment": environment})
     with tempfile.TemporaryFile() as stderr:
@@ -333,11 +330,8 @@ def _made(place: Path, name: str, commit: str, command: str, install: str) -> Pr
 
 
 def _git(*arguments: str) -> str:
-    """Return what git prints; hooks of the repository do not run.
-
-    Raises:
-        StrobeError: there is no git, or it failed; with what it said.
-    """
+    """Return what git prints, without hooks of the repository; raises StrobeError, with what it said, if it failed or is not
+    there."""
     options = [word for option in _QUIET for word in ("-c", option)]
     environment = {key: value for key, value in inherited_environment().items() if not key.startswith("GIT_")}
     return _run(("git", *options, *arguments), Path(), environment, f"git {arguments[0]}", _GIT_TIMEOUT_S)

@@ -221,11 +221,8 @@ def run_cells(
 
 
 def _measure(task: Task, timeout_s: float, place: Path, _: Callable[[str], None]) -> None:
-    """Run a cell and write its records: under torchrun with a port that it finds itself; each rank has one thread.
-
-    Raises:
-        StrobeError: the cell failed.
-    """
+    """Run a cell and write its records: under torchrun with a port that it finds itself, each rank with one thread; raises
+    StrobeError if the cell failed."""
     launch = ("--standalone", "--max-restarts=0", f"--nproc-per-node={task.shape.world_size}")
     argv = (sys.executable, "-m", "torch.distributed.run", *launch, "-m", "strobe.bench.tree.rank", ".")
     with RunWriter(place) as writer, end_line(writer), TemporaryDirectory(prefix="strobe-cell-") as name:

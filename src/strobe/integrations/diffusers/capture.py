@@ -85,13 +85,8 @@ def capture(
 
 
 class _Watch(TorchFunctionMode):
-    """What is recorded of one transformer in the thread that makes this; the mode sees torch's attention in a chosen layer.
-
-    Args:
-        layers: the chosen ones.
-        kind: name of the class of the pipeline.
-        most_bytes: of q, k and v of one call.
-    """
+    """What is recorded of one transformer in the thread that makes this: torch's attention in the chosen `layers`, at most
+    `most_bytes` of q, k and v of one call. `kind` is the name of the class of the pipeline."""
 
     def __init__(
         self, component: str, transformer: nn.Module, family: TransformerFamily, layers: tuple[Layer, ...],

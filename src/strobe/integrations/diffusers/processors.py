@@ -243,12 +243,9 @@ class SparseProcessor:
 
 
 def _with_dense(found: AttentionOutput, q: Tensor, k: Tensor, v: Tensor, whole: tuple[tuple[int, int], ...]) -> AttentionOutput:
-    """Replace rows of sparse attention by dense attention of their queries, in one call.
+    """Replace rows of sparse attention, the runs of `whole`, by dense attention of their queries, in one call.
 
     The selection stays as it is: with another number of tiles for these rows no call would be prepared, and fast kernels not run.
-
-    Args:
-        whole: runs of rows, from and to.
     """
     asking = torch.cat([q[:, begin:end] for begin, end in whole], dim=1)
     dense = dense_attention(asking, k, v, return_lse=found.lse is not None)

@@ -91,11 +91,7 @@ def check(lines: Sequence[bytes]) -> tuple[frozenset[int], int]:
 
 
 def _decode(line: bytes, file: Path, number: int) -> Record | None:
-    """Return the record in a line, or None if there is none.
-
-    Raises:
-        DataError: it was written with a schema this reader does not know.
-    """
+    """Return the record in a line, or None if there is none; raises DataError for a schema that this reader does not know."""
     record: Record | None = None
     try:
         record = _decoder.decode(line)
@@ -476,11 +472,8 @@ def read_run(path: str | Path) -> RunRecords:
 
 
 def _damaged_clips(records: Mapping[int, Record], *, lossy: bool) -> dict[tuple[str, int], str]:
-    """Return the clips that lack lines, each with the reason why it is left out.
-
-    Args:
-        lossy: some line of the file is damaged, so that spans without a clip line are no clip that was never finished.
-    """
+    """Return the clips that lack lines, each with the reason why it is left out. `lossy`: some line of the file is damaged, so
+    that spans without a clip line are no clip that was never finished."""
     spans = Counter((record.variant, record.clip) for record in records.values() if isinstance(record, Span))
     clips = {(record.variant, record.clip): record for record in records.values() if isinstance(record, Clip)}
     found = {

@@ -584,18 +584,18 @@ def bound(cell: CellRun, entry: GridContestant) -> Bound | None:
         key=lambda each: each[0],
     )  # fmt: skip
     evidence = f"{100 * took / found.total:.0f} % ({took / 1e6:.3g} of {found.total / 1e6:.3g} ms) is {what}"
-    sending = [each for each in cell.measured if each.sent]
-    least = min(sending, key=lambda each: _traffic(each)[verdict == "bandwidth-bound"], default=entry)
+    sending = [each for each in cell.measured if each.sent] or [entry]
+    least = min(sending, key=lambda each: len(each.sent) if verdict == "latency-bound" else _bytes(each))
     other = f"; {least.name} has {_sent(least)}" if verdict in ("latency-bound", "bandwidth-bound") and least is not entry else ""
     return verdict, evidence, _REMEDIES[verdict] + other
 
 
-def _traffic(entry: GridContestant) -> tuple[int, int]:
-    return len(entry.sent), round(sum(each.sent_bytes for each in entry.sent))
+def _bytes(entry: GridContestant) -> float:
+    return sum(each.sent_bytes for each in entry.sent)
 
 
 def _sent(entry: GridContestant) -> str:
-    return f"{_traffic(entry)[0]} collectives of {_traffic(entry)[1] / 1e6:.3g} MB"
+    return f"{len(entry.sent)} collectives of {_bytes(entry) / 1e6:.3g} MB"
 
 
 def _reached(cell: CellRun, entry: GridContestant, found: Parts) -> str:

@@ -251,9 +251,7 @@ class EventCutter:
 
     def _skip_junk(self) -> bool:
         """After many losses in a row: go to what starts like an event, or else as far as the text may be cut; False if nowhere.
-
-        What looks like the end of an event on the way is counted.
-        """
+        What looks like the end of an event on the way is counted."""
         found = _EVENT_START.search(self._text, self._at + 1)
         end = found.end() if found else self._text.rfind(b",", self._at + 1) + 1
         if not end:

@@ -202,11 +202,8 @@ def _answer(
 
 
 def _check_processes(number: array[int], calls: Calls, process: Sequence[str]) -> None:
-    """Check that no two processes number their calls alike: which of them launched an event could not be told then.
-
-    Raises:
-        TraceFormatError: two do.
-    """
+    """Raise TraceFormatError if two processes number their calls alike: which of them launched an event could not be told
+    then."""
     processes, of_call = distinct(process)
     if len(processes) < 2:
         return
@@ -293,11 +290,8 @@ def _by_inputs(
 ) -> Iterator[tuple[OperatorInputs, int]]:
     """Call the shapes of events after the inputs of their operator; yield inputs of known cost with the time of their events.
 
-    Args:
-        sizes: inputs by operator; they are empty then.
-        events: operator, start and end of each.
-        shape: of each event, to be changed.
-        number_of: number that each of the inputs has among the shapes.
+    `sizes`, inputs by operator, are empty then, and `shape` of each event is changed. `events` are operator, start and end of
+    each; `number_of` is the number that each of the inputs has among the shapes.
     """
     inputs, number, text = tuple(sizes.distinct), sizes.operator.release(), sizes.text.release()
     order = np.argsort(view(number), kind="stable").astype(np.int32)

@@ -54,10 +54,8 @@ def _zeros(x: Tensor, count: int) -> Tensor:
 
 
 def _last(x: Tensor, count: int) -> Tensor:
-    """Copy the last `count` frames in the layout of `x`, with strides that do not depend on the length of `x`.
-
-    A view would keep all of `x`; strides of another length would compile a graph again.
-    """
+    """Copy the last `count` frames in the layout of `x`, with strides that do not depend on the length of `x`. A view would keep
+    all of `x`; strides of another length would compile a graph again."""
     if x.stride(1) == 1:
         return x.movedim(1, -1)[:, -count:].clone(memory_format=torch.contiguous_format).movedim(-1, 1)
     return x[:, :, -count:].clone(memory_format=torch.contiguous_format)

@@ -60,13 +60,7 @@ class _Config(msgspec.Struct):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Adapter:
-    """A PEFT configuration of some layers.
-
-    Args:
-        where: it was found.
-        prefix: what the names of its layers begin with in the file.
-        config: what it says.
-    """
+    """A PEFT configuration of some layers: where it was found, what their names begin with in the file, and what it says."""
 
     where: str
     prefix: str

@@ -130,11 +130,7 @@ def stage_time(run: RunRecords, variant: str, stage: str) -> StageClips:
 
 
 def _times_in(run: RunRecords, variant: str, stage: str, clips: Iterable[Clip]) -> StageClips:
-    """Return the stage's time in some clips of a variant, in their order.
-
-    Raises:
-        DataError: a clip never entered the stage.
-    """
+    """Return the stage's time in some clips of a variant, in their order; raises DataError if a clip never entered the stage."""
     known = {each[0].order: each for each in stage_time(run, variant, stage)}
     found = tuple(known[clip.order] for clip in clips)
     if not all(ns for _, ns, _ in found):

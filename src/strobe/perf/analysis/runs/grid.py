@@ -264,11 +264,7 @@ def speedup(reference: GridContestant, entry: GridContestant) -> tuple[Ratio, Ve
 
 
 def _outcome(run: RunRecords, name: str, gate: Gate | None, *, timed: bool) -> tuple[Outcome, str]:
-    """Return the outcome of a contestant, and the reason why it has no number.
-
-    Args:
-        timed: it has calls.
-    """
+    """Return the outcome of a contestant, and the reason why it has no number; `timed`: it has calls."""
     left_out = next((line for line in run.excluded if line.variant == name and line.span == "clip"), None)
     if left_out is not None:
         return "refused" if left_out.kind == "refused" else "failed", left_out.cause

@@ -758,10 +758,8 @@ def _is_attention(name: str) -> bool:
 
 
 def _by_launch(own: Sequence[_Kernel[int]], key: Sequence[_Kernel[Path]]) -> dict[int, Path]:
-    """Match kernels launch by launch; empty unless each launch of a kernel that computes attention is there as often.
-
-    If the uncompiled pass has no such kernel, each launch of any kernel must be there as often.
-    """
+    """Match kernels launch by launch; empty unless each launch of a kernel that computes attention is there as often. If the
+    uncompiled pass has no such kernel, each launch of any kernel must be there as often."""
     if not all(launch for *_, launch in key):
         return {}
     rows, paths = defaultdict[str, list[int]](list), defaultdict[str, list[Path]](list)

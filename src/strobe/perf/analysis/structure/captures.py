@@ -42,10 +42,8 @@ _NAMED: Final = 3
 
 
 class _Capture(NamedTuple):
-    """Launches in order: what each launched (`_UNKNOWN`: a kernel that the trace does not name), and under which path.
-
-    `whole` says that a replay holds all of them, and not some.
-    """
+    """Launches in order: what each launched (`_UNKNOWN`: a kernel that the trace does not name), and under which path. `whole`
+    says that a replay holds all of them, and not some."""
 
     file: str
     order: tuple[str, ...]
@@ -129,10 +127,8 @@ def _what(name: str, kind: str) -> str:
 
 
 def _captured(trace: Trace, *, own: bool) -> Iterator[_Capture]:
-    """Yield what a trace says was captured: between two calls that begin and end it, else all that was launched.
-
-    What the trace whose replays are to be named (`own`) ran eagerly is no capture.
-    """
+    """Yield what a trace says was captured: between two calls that begin and end it, else all that was launched. What the trace
+    whose replays are to be named (`own`) ran eagerly is no capture."""
     calls, file = trace.unanswered, "its own capture" if own else f"{trace.path.parent.name}/{trace.path.name}"
     start, thread = column(calls.start_ns), column(calls.thread)
     named = [calls.names[number] for number in calls.name]

@@ -472,10 +472,8 @@ def _rows(
 
 
 def _reached(ends: Ints, start: Ints, which: Ints, group: Ints) -> Ints:
-    """Return the latest end among the intervals before each one in its group; for the first, its own start.
-
-    The intervals of a group lie side by side; `which` is the position of each among the ends.
-    """
+    """Return the latest end among the intervals before each one in its group; for the first, its own start. The intervals of a
+    group lie side by side; `which` is the position of each among the ends."""
     if not len(start):
         return start
     times, rank = np.unique(ends, return_inverse=True)  # as ranks they can be packed with a group number in front

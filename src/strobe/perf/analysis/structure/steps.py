@@ -349,10 +349,8 @@ class Steps:
 
 
 class _Cuts(NamedTuple):
-    """Starts of the steps of a device.
-
-    `end` is the end of the last one, the start of another if it is `bounded`; `host` is the range of each on the host.
-    """
+    """Starts of the steps of a device. `end` is the end of the last one, the start of another if it is `bounded`; `host` is the
+    range of each on the host."""
 
     source: Literal["range", "kernel", "period"]
     starts: str
