@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -15,10 +17,17 @@ from strobe.attention.dense.api import dense_attention
 from strobe.attention.explain import explain
 from strobe.attention.sparse import entries
 from strobe.attention.sparse.api import block_sparse_attention, spec_of
+from strobe.attention.sparse.coarse import Estimator
 from strobe.attention.sparse.custom_ops import block_sparse_backward, block_sparse_forward
 from strobe.attention.sparse.entries import sound
+from strobe.attention.sparse.impl import cudnn, reference
+from strobe.attention.sparse.lists import key_lists, query_lists
+from strobe.attention.sparse.packed import PackedLayout, block_sparse_attention_varlen, video_sparse_attention_varlen
+from strobe.attention.sparse.padding import aligned, cleared, finite
 from strobe.attention.sparse.selection import BlockSelection
-from strobe.attention.types import AttentionOutput
+from strobe.attention.sparse.spec import SparseSpec
+from strobe.attention.sparse.video import video_sparse_attention
+from strobe.attention.types import AttentionOutput, check
 from strobe.core.errors import ConfigError, ImplUnavailableError, ShapeError
 from strobe.core.tolerances import tolerance
 
@@ -262,3 +271,374 @@ def test_sizes_of_either_side_make_a_call_ragged(given: tuple[str, ...]) -> None
     dropped = {name: None for name in ("q_sizes", "kv_sizes") if name not in given}
     spec = spec_of(q, k, v, replace(selection, **dropped), None, False, False)  # type: ignore[arg-type]
     assert spec.ragged == bool(given)
+
+
+# What the libraries are told of a selection, entry by entry, and FlexAttention as a second oracle.
+
+
+ELEMENT = tolerance("element", "float32")
+
+SIZES = torch.tensor([64, 0, 10, 64, 63, 1], dtype=torch.int32)
+
+
+def selection(*, ragged: bool = True) -> BlockSelection:
+    generator = torch.Generator().manual_seed(4)
+    mask = torch.rand(2, 3, 4, 6, generator=generator) < 0.6
+    mask[0, 0, 0] = False
+    made = BlockSelection.from_mask(mask, block=64, kv_sizes=SIZES if ragged else None)
+    poison = torch.arange(6) >= made.counts[..., None]
+    return replace(made, indices=made.indices.masked_fill(poison, 1 << 29))
+
+
+def rows(counts: Tensor, indices: Tensor) -> list[list[int]]:
+    flat = zip(indices.flatten(0, 2), counts.flatten(), strict=True)
+    return [sorted(row[:number].tolist()) for row, number in flat]
+
+
+@pytest.mark.parametrize("ragged", [False, True])
+def test_whole_blocks_and_blocks_with_padding_are_told_apart(ragged: bool) -> None:
+    made = selection(ragged=ragged)
+    seen, sizes = made.mask(6), SIZES.tolist() if ragged else [64] * 6
+    places = [(b, h) for b in range(2) for h in range(3)]
+    for lists, pairs in (
+        (key_lists(made), [[(i, j, j) for j in range(6)] for i in range(4)]),
+        (query_lists(made, 6), [[(i, j, i) for i in range(4)] for j in range(6)]),
+    ):
+        for whole, counts, indices in ((True, lists.full_counts, lists.full), (False, lists.partial_counts, lists.partial)):
+            wanted = [
+                [name for i, j, name in row if seen[b, h, i, j] and sizes[j] and (sizes[j] == 64) == whole]
+                for b, h in places
+                for row in pairs
+            ]
+            assert counts.dtype == indices.dtype == torch.int32 and rows(counts, indices) == wanted
+
+
+def test_padding_is_cleared_only_where_it_could_matter() -> None:
+    made, rows_kv = selection(), torch.full((2, 384, 3, 8), torch.nan)
+    padding = (torch.arange(64) >= SIZES[:, None]).flatten()
+    rows_kv[:, ~padding] = 1.0
+    clean = cleared(rows_kv, SIZES, 64)
+    assert not clean[:, padding].any() and (clean[:, ~padding] == 1).all() and rows_kv[:, padding].isnan().all()
+    assert cleared(rows_kv, None, 64) is rows_kv
+    assert torch.equal(finite(rows_kv, SIZES, made), clean)
+    assert finite(rows_kv, SIZES, replace(made, finite_padding=True)) is rows_kv
+
+
+def test_only_what_a_descriptor_cannot_address_is_copied() -> None:
+    base = torch.randn(2, 10, 4, 8)
+    for view in (base, base[:, 3:], base.transpose(1, 2).contiguous().transpose(1, 2), base[:1]):
+        assert aligned(view) is view
+    odd = torch.randn(2 * 10 * 4 * 8 + 1)[1:].view(2, 10, 4, 8)
+    for view in (odd, base[:, :, :1].expand(2, 10, 4, 8), base.transpose(2, 3), torch.randn(2, 10, 4, 9)[..., :8]):
+        copy = aligned(view)
+        assert torch.equal(copy, view) and copy.is_contiguous() and copy.data_ptr() % 16 == 0
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile:UserWarning")
+@pytest.mark.parametrize("ragged", [False, True])
+@pytest.mark.parametrize("block", [64, 128])
+def test_flexattention_agrees(block: int, ragged: bool) -> None:
+    generator = torch.Generator().manual_seed(block)
+    q = torch.randn(2, 3 * block, 4, 16, generator=generator)
+    k, v = (torch.randn(2, 4 * block, 2, 16, generator=generator) for _ in range(2))
+    mask = torch.rand(2, 4, 3, 4, generator=generator) < 0.5
+    mask[0, 0, 0] = False
+    sizes = [torch.tensor(each, dtype=torch.int32) for each in ([block, 0, 7], [3, block, 0, 60])] if ragged else [None, None]
+    for tensors, valid in (((q,), sizes[0]), ((k, v), sizes[1])):
+        for tensor in tensors:
+            if valid is not None:
+                tensor[:, (torch.arange(block) >= valid[:, None]).flatten()] = float("nan")
+    made = BlockSelection.from_mask(mask, block=block, q_sizes=sizes[0], kv_sizes=sizes[1])
+    found = block_sparse_attention(q, k, v, made, impl="flex", softmax_scale=0.3, return_lse=True)
+    for impl in ("reference", "cpu"):
+        expected = block_sparse_attention(q, k, v, made, impl=impl, softmax_scale=0.3, return_lse=True)
+        torch.testing.assert_close(found.out, expected.out, atol=ELEMENT, rtol=ELEMENT)
+        torch.testing.assert_close(found.lse, expected.lse, atol=ELEMENT, rtol=ELEMENT)
+
+
+def stand_in(
+    block: int, width: int, groups: int, dtype: torch.dtype, ragged: bool, counted: bool, _: int | None
+) -> Callable[..., None]:
+    """A kernel of cuDNN's signature that computes with the reference, from its own order of dimensions."""
+
+    def kernel(q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, indices: Tensor, counts: Tensor, *rest: Any) -> None:
+        for tensor, leading in ((q, 1), (k, 1), (v, 0), (out, 1), (lse, 0), (indices, 0), (counts, 0)):
+            assert tensor.stride(leading) == 1, "the dimension that a kernel is compiled for is the contiguous one"
+        if block == 128:
+            sizes, softmax_scale, count = rest
+            assert count == (2 if counted else 0) and (sizes.dim() == 1) == ragged
+        else:
+            per_head, again, softmax_scale = rest
+            assert again is counts
+            sizes = per_head[:, 0, 0]
+            assert not ragged or all(torch.equal(sizes, each) for each in per_head.flatten(1).unbind(1))
+        operands = [q.permute(3, 0, 2, 1), k.permute(3, 0, 2, 1), v.permute(3, 1, 2, 0)]
+        assert operands[0].shape[2] == groups * operands[1].shape[2] and operands[0].shape[3] == width
+        selection = BlockSelection(
+            indices=indices.permute(3, 2, 1, 0),
+            counts=counts.permute(2, 1, 0),
+            block=block,
+            kv_sizes=sizes if ragged else None,
+            finite_padding=True,
+        )
+        call = check(*operands, softmax_scale, True)
+        spec = SparseSpec.of(
+            call, block=block, most_selected=indices.shape[0], ragged=ragged, uniform=counted, deterministic=False
+        )
+        found = reference.IMPL.run(*operands, selection, spec)
+        out.copy_(found.out.permute(1, 3, 2, 0))
+        lse.copy_(found.lse.permute(2, 1, 0))
+
+    return kernel
+
+
+@pytest.mark.parametrize("block", [64, 128])
+@pytest.mark.parametrize("ragged", [False, True])
+@pytest.mark.parametrize("count", [None, 2])
+def test_cudnn_is_prepared_for_what_its_forward_is_given(
+    block: int, ragged: bool, count: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cudnn, "_forward_kernel", stand_in)
+    generator = torch.Generator().manual_seed(block)
+    shapes = ((2, 3 * block, 4, 64), (2, 5 * block, 2, 64), (2, 5 * block, 2, 64))
+    sizes = torch.tensor([block, block, 7, block, 1], dtype=torch.int32) if ragged else None
+    counts = torch.full((2, 4, 3), 2, dtype=torch.int32)
+    if count is None:
+        counts[0, 1, 2] = 1
+
+    def drawn() -> tuple[list[Tensor], BlockSelection]:
+        indices = torch.rand(2, 4, 3, 5, generator=generator).argsort(dim=-1)[..., :2].to(torch.int32).contiguous()
+        selection = BlockSelection(
+            indices=indices, counts=counts, block=block, kv_sizes=sizes, finite_padding=True, known_count=count, known_bound=5
+        )
+        return [torch.randn(shape, generator=generator).to(torch.bfloat16) for shape in shapes], selection
+
+    first, selection = drawn()
+    prepared = cudnn.prepare(*first, selection, 0.2)
+    for _ in range(2):
+        tensors, selection = drawn()
+        out, lse = cudnn.forward(*tensors, selection, 0.2)
+        orders = ((1, 3, 2, 0), (1, 3, 2, 0), (3, 1, 2, 0))
+        placed = []
+        for tensor, (size, stride), order in zip(tensors, prepared.places, orders, strict=True):
+            room = torch.empty_strided(size, stride, dtype=torch.bfloat16)
+            placed.append(room.copy_(tensor.permute(order)))
+            assert torch.equal(torch.as_strided(room, tensor.shape, tensor.stride()), tensor), "the memory is in its usual order"
+        got, denominators = prepared.run(0, *placed, selection.indices)
+        assert torch.equal(torch.as_strided(got, out.shape, prepared.stride), out)
+        assert torch.equal(prepared.lse(denominators), lse)
+
+
+def test_nothing_is_prepared_for_no_keys() -> None:
+    q, k = torch.zeros(1, 64, 1, 64), torch.zeros(1, 0, 1, 64)
+    indices, counts = torch.zeros(1, 1, 1, 0, dtype=torch.int32), torch.zeros(1, 1, 1, dtype=torch.int32)
+    assert cudnn.prepare(q, k, k, BlockSelection(indices=indices, counts=counts, block=64), 0.1) is None
+
+
+# Packed sequences: the layout token by token, and attention against separate calls of the reference.
+
+
+_LENGTH = st.integers(0, 200)
+
+
+def bounds(lengths: list[int]) -> Tensor:
+    return torch.tensor([0, *lengths]).cumsum(0).to(torch.int32)
+
+
+@given(st.lists(st.integers(0, 300), max_size=5), st.integers(0, 70), st.sampled_from([64, 128]))
+def test_every_token_has_one_row_in_its_sequence_s_blocks(lengths: list[int], surplus: int, block: int) -> None:
+    total = sum(lengths) + surplus
+    layout = PackedLayout.of(bounds(lengths), total, block)
+    assert layout.num_blocks == total // block + len(lengths)
+    expected = []  # (sequence, valid rows) of each block, from the lengths alone
+    for sequence, length in enumerate(lengths):
+        expected += [(sequence, min(block, length - begin)) for begin in range(0, length, block)]
+    left_over = layout.num_blocks - len(expected)
+    assert layout.sizes.tolist() == [size for _, size in expected] + [0] * left_over
+    assert layout.sequences.tolist() == [sequence for sequence, _ in expected] + [len(lengths)] * left_over
+    rows = [number * block + inside for number, (_, size) in enumerate(expected) for inside in range(size)]
+    assert layout.rows.tolist() == rows + [-1] * surplus
+    tokens = torch.full((layout.num_blocks * block,), -1)
+    tokens[rows] = torch.arange(len(rows))
+    assert layout.tokens.tolist() == tokens.tolist()
+
+
+def draw(q_lengths: list[int], kv_lengths: list[int], heads: int, kv_heads: int, seed: int) -> dict[str, Tensor]:
+    """Inputs of one call, with a selection drawn for each sequence; unused rows and entries hold nonsense."""
+    generator = torch.Generator().manual_seed(seed)
+    total_q, total_kv = sum(q_lengths), sum(kv_lengths)
+    q = torch.randn(total_q, heads, 16, generator=generator)
+    k, v = (torch.randn(total_kv, kv_heads, 16, generator=generator) for _ in range(2))
+    most = max(1, *(-(-length // 64) for length in kv_lengths))
+    indices = torch.full((heads, total_q // 64 + len(q_lengths), most), 12345, dtype=torch.int32)
+    counts = torch.full(indices.shape[:2], 77, dtype=torch.int32)
+    row = 0
+    for q_length, kv_length in zip(q_lengths, kv_lengths, strict=True):
+        for _ in range(-(-q_length // 64)):
+            available = -(-kv_length // 64)
+            for head in range(heads):
+                number = int(torch.randint(0, available + 1, (1,), generator=generator))
+                indices[head, row, :number] = torch.randperm(available, generator=generator)[:number].to(torch.int32)
+                counts[head, row] = number
+            row += 1
+    cu = {"cu_seqlens_q": bounds(q_lengths), "cu_seqlens_kv": bounds(kv_lengths)}
+    return {"q": q, "k": k, "v": v, "indices": indices, "counts": counts, **cu}
+
+
+def one_by_one(case: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+    """The same by one call of the reference per sequence, with padding made here."""
+    outs, lses, first_block = [], [], 0
+    cu_q, cu_kv = case["cu_seqlens_q"].tolist(), case["cu_seqlens_kv"].tolist()
+
+    def padded(name: str, begin: int, end: int) -> tuple[Tensor, Tensor]:
+        blocks = -(-(end - begin) // 64)
+        sizes = torch.tensor([min(64, end - begin - 64 * i) for i in range(blocks)], dtype=torch.int32)
+        tensor = case[name][begin:end]
+        return torch.nn.functional.pad(tensor, (0, 0, 0, 0, 0, blocks * 64 - (end - begin))).unsqueeze(0), sizes
+
+    for i in range(len(cu_q) - 1):
+        q, q_sizes = padded("q", cu_q[i], cu_q[i + 1])
+        (k, kv_sizes), (v, _) = padded("k", cu_kv[i], cu_kv[i + 1]), padded("v", cu_kv[i], cu_kv[i + 1])
+        rows = slice(first_block, first_block + len(q_sizes))
+        first_block = rows.stop
+        selection = BlockSelection(
+            indices=case["indices"][None, :, rows, : len(kv_sizes)],
+            counts=case["counts"][None, :, rows],
+            block=64,
+            q_sizes=q_sizes,
+            kv_sizes=kv_sizes,
+        )
+        found = block_sparse_attention(q, k, v, selection, impl="reference", return_lse=True)
+        length = cu_q[i + 1] - cu_q[i]
+        outs.append(found.out[0, :length])
+        lses.append(found.lse[0, :, :length])
+    return torch.cat(outs), torch.cat(lses, dim=1)
+
+
+@pytest.mark.parametrize("impl", ["cpu", "reference"])
+@example([(70, 64), (1, 200), (128, 63)], (4, 2), 0)
+@example([(64, 0), (0, 65), (300, 2000)], (2, 2), 0)
+@example([(0, 10), (0, 0)], (4, 2), 0)
+@example([(3, 130), (130, 0)], (2, 2), 0)
+@settings(max_examples=30)
+@given(st.lists(st.tuples(_LENGTH, _LENGTH), min_size=1, max_size=4), st.sampled_from([(2, 2), (4, 2)]), st.integers(0, 99))
+def test_it_equals_separate_calls(impl: str, pairs: list[tuple[int, int]], heads: tuple[int, int], seed: int) -> None:
+    case = draw([q for q, _ in pairs], [kv for _, kv in pairs], *heads, seed)
+    results = []
+    for call in (lambda each: block_sparse_attention_varlen(**each, block=64, impl=impl, return_lse=True), one_by_one):
+        leaves = {name: case[name].clone().requires_grad_() for name in ("q", "k", "v")}
+        found = call(case | leaves)
+        out, lse = found if isinstance(found, tuple) else (found.out, found.lse)
+        weight = torch.linspace(-1, 1, out.numel()).view_as(out)
+        seen = lse.masked_fill(lse.isneginf(), 0)
+        gradients = torch.autograd.grad((out * weight).sum() + seen.square().sum(), list(leaves.values()), allow_unused=True)
+        results.append((out, lse, *gradients))
+    for mine, theirs in zip(*results, strict=True):
+        if theirs is None or mine is None:  # no token at all
+            assert mine is None or not mine.any()
+        else:
+            torch.testing.assert_close(mine, theirs, atol=ELEMENT, rtol=ELEMENT)
+
+
+def test_tokens_that_no_sequence_has_are_empty_rows() -> None:
+    case = draw([70, 30], [100, 20], 2, 2, seed=0)
+    short = case | {"cu_seqlens_q": torch.tensor([0, 70, 90], dtype=torch.int32)}
+    found = block_sparse_attention_varlen(**short, block=64, return_lse=True)
+    whole = block_sparse_attention_varlen(**case, block=64, return_lse=True)
+    assert torch.equal(found.out[:90], whole.out[:90]) and torch.equal(found.lse[:, :90], whole.lse[:, :90])
+    assert not found.out[90:].any() and found.lse[:, 90:].isneginf().all()
+
+
+@pytest.mark.parametrize("impl", ["cpu", "reference", "flex"])
+@pytest.mark.parametrize(("entry", "blocks"), [(2, "0 to 1"), (-1, "0 to 1"), (3, "0 to 1")])
+def test_an_index_past_its_own_sequence_is_refused(entry: int, blocks: str, impl: str) -> None:
+    case = draw([70, 30], [100, 64], 2, 2, seed=0)
+    case["indices"][1, 1, 0], case["counts"][1, 1] = entry, 1
+    with pytest.raises(ShapeError, match=f"indices: sample 0, head 1, query block 1 names key block {entry}, expected {blocks}"):
+        block_sparse_attention_varlen(**case, block=64, impl=impl)
+    empty = case | {"cu_seqlens_kv": torch.tensor([0, 0, 164], dtype=torch.int32)}
+    with pytest.raises(ShapeError, match="expected none: there is no key block for it to see"):
+        block_sparse_attention_varlen(**empty, block=64, impl=impl)
+
+
+def test_what_does_not_fit_is_named() -> None:
+    case = draw([70, 30], [100, 20], 2, 2, seed=0)
+    wrong: list[tuple[str, Tensor, str]] = [
+        ("cu_seqlens_kv", bounds([120]), r"cu_seqlens_kv: got shape \(2,\), expected \(3,\) like cu_seqlens_q"),
+        ("cu_seqlens_q", bounds([70, 30]).long(), r"cu_seqlens: got \(3,\) torch.int64, expected \[n \+ 1\] torch.int32"),
+        ("indices", case["indices"][:, :2], r"indices: got shape \(2, 2, 2\), expected \[2, 3, K\] for 3 query blocks"),
+        ("cu_seqlens_q", torch.tensor([0, 70, 60]).int(), r"cu_seqlens: got \[0, 70, 60\], expected numbers that ascend from 0"),
+        ("cu_seqlens_kv", torch.tensor([0, 70, 121]).int(), r"cu_seqlens: got \[0, 70, 121\], .* to at most 120, the rows"),
+        ("v", case["v"][:5], r"packed: got shape \(5, 2, 16\), expected \[120, H, D\]"),
+    ]
+    for name, tensor, message in wrong:
+        with pytest.raises(ShapeError, match=message):
+            block_sparse_attention_varlen(**case | {name: tensor}, block=64)
+
+
+SPARSE_ELEMENT = tolerance("sparse element", "float32")
+ELEMENT_F64 = tolerance("sparse element", "float64")
+
+
+def video_one_by_one(tensors: list[Tensor], lengths: list[tuple[int, int]], **chosen: Any) -> tuple[Tensor, Tensor]:
+    """Sequence by sequence, each a video of one row whose tiles are runs of 64 tokens."""
+    outs, lses, at_q, at_kv = [], [], 0, 0
+    for q_length, kv_length in lengths:
+        q, gate = (each[None, at_q : at_q + q_length] for each in (tensors[0], tensors[3]))
+        k, v = (each[None, at_kv : at_kv + kv_length] for each in tensors[1:3])
+        at_q, at_kv = at_q + q_length, at_kv + kv_length
+        if not q_length or not kv_length:
+            outs.append(torch.zeros_like(q[0]))
+            lses.append(torch.full((q.shape[2], q_length), float("-inf")))
+            continue
+        own = chosen | ({"topk": min(chosen["topk"], -(-kv_length // 64))} if "topk" in chosen else {})
+        grids = {"grid": (1, 1, q_length), "kv_grid": (1, 1, kv_length), "tile": (1, 1, 64), "kv_tile": (1, 1, 64)}
+        found = video_sparse_attention(q, k, v, gate=gate, **grids, **own, impl="reference", return_lse=True)
+        outs.append(found.out[0])
+        lses.append(found.lse[0])
+    return torch.cat(outs), torch.cat(lses, dim=1)
+
+
+def draw_video(lengths: list[tuple[int, int]], heads: tuple[int, int], seed: int = 0) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    rows = [sum(side) for side in zip(*lengths, strict=True)]
+    shapes = [(rows[0], heads[0]), (rows[1], heads[1]), (rows[1], heads[1]), (rows[0], heads[0])]
+    return [torch.randn(number, head, 8, generator=generator, dtype=torch.float64).requires_grad_() for number, head in shapes]
+
+
+VIDEO_LENGTHS = [[(70, 200), (1, 64), (130, 300)], [(64, 0), (100, 500)], [(0, 100), (65, 65)], [(150, 129)]]
+
+
+@pytest.mark.parametrize("chosen", [{"topk": 2}, {"sparsity": 0.5}, {"sparsity": 0.0}, {"topk": 99}])
+@pytest.mark.parametrize(("heads", "parts"), [((2, 2), 1), ((4, 2), 4)])
+@pytest.mark.parametrize("lengths", VIDEO_LENGTHS)
+def test_video_equals_separate_calls(
+    lengths: list[tuple[int, int]], heads: tuple[int, int], parts: int, chosen: dict[str, Any]
+) -> None:
+    tensors = draw_video(lengths, heads)
+    cu_q, cu_kv = (bounds(list(side)) for side in zip(*lengths, strict=True))
+    options = {"estimator": Estimator(parts=parts), **chosen}
+    found = video_sparse_attention_varlen(*tensors[:3], cu_q, cu_kv, gate=tensors[3], return_lse=True, **options)
+    out, lse = video_one_by_one(tensors, lengths, **options)
+    torch.testing.assert_close(found.out, out)
+    torch.testing.assert_close(found.lse, lse, atol=SPARSE_ELEMENT, rtol=SPARSE_ELEMENT)
+    for mine, theirs in zip(*(torch.autograd.grad(each.square().sum(), tensors) for each in (found.out, out)), strict=True):
+        torch.testing.assert_close(mine, theirs, atol=ELEMENT_F64, rtol=ELEMENT_F64)
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"topk": None}, ConfigError, "give either topk or sparsity; got topk=None, sparsity=None"),
+        ({"topk": 0}, ConfigError, "topk: got 0, expected a number from 1"),
+        ({"topk": torch.tensor(1)}, ConfigError, r"topk: got a tensor of shape \(\) and torch.int64, expected an int"),
+        ({"topk": None, "sparsity": 1.0}, ConfigError, "sparsity: got 1.0, expected 0"),
+        ({"gate": 0.5}, ConfigError, r"gate: got 0.5, expected a tensor of what broadcasts to q's \(150, 2, 8\)"),
+        ({"cu_seqlens_kv": bounds([100, 29])}, ShapeError, r"cu_seqlens_kv: got shape \(3,\), expected \(2,\) like cu_seqlens_q"),
+    ],
+)
+def test_what_does_not_fit_a_video_is_named(change: dict[str, Any], error: type[Exception], message: str) -> None:
+    q, k, v, _ = draw_video([(150, 129)], (2, 2))
+    options = {"cu_seqlens_q": bounds([150]), "cu_seqlens_kv": bounds([129]), "topk": 1} | change
+    with pytest.raises(error, match=message):
+        video_sparse_attention_varlen(q, k, v, **options)
