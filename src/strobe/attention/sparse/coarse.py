@@ -328,7 +328,13 @@ _MOST: Final = 2**25
 def add_skipped(fine: AttentionOutput, tiled: Tiled, selection: BlockSelection, softmax_scale: float) -> AttentionOutput:
     """Merge attention over the selected tiles with attention over the means of those that are not.
 
-    Means, weights and sums are float32 (float64 for float64); differentiable in all operands and in the lse.
+    With `K_j`, `V_j` the means and `n_j` the tokens of tile `j`, and `R_i` the tiles that query tile `i` skips, a query `x` has
+
+        w_j = n_j exp(x . K_j * softmax_scale)      L' = log sum_{j in R_i} w_j      out' = sum_{j in R_i} w_j exp(-L') V_j
+
+    which merges with the other by their lse. If the keys of each skipped tile are equal, that is dense attention; else `L'` is
+    too small, as an exponential's mean is above the exponential of the mean. Means, weights and sums are float32 (float64 for
+    float64); differentiable in all operands and in the lse.
 
     Args:
         fine: attention over the selection, with its lse, in tile order.
