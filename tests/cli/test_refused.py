@@ -150,7 +150,7 @@ WRONG = [
     ("speedup none.log", "not a file: none.log; give two logs or two traces"),
     ("speedup {case}/fa.log gone.log", "not a file: gone.log"),
     ("speedup {trace} {trace} {trace}", "these are 3 traces; give two, the baseline's first"),
-    ("speedup {run}", "presets-h200; give two logs or two traces; strobe report RUN_DIR compares a run"),
+    ("speedup {run}", "presets-h200; give two logs or two traces; strobe report DIR compares a run"),
     ("report {run} -o page --allow-different tokns", "did you mean 'tokens'"),
     ("bench serve --require 'fast>1'", "allowed: on_time, play_ratio, stalls, refused, failed"),
     ("bench serve --sessions 1 --require 'load-2:on_time>0.9'", "unknown candidate in --require 'load-2'"),
