@@ -139,12 +139,12 @@ WRONG: list[tuple[dict[str, object], str]] = [
     ({"probe": 5}, "group: got kv_grid=None, kv_tile=None, probe=5, expected None, None and 0: queries and keys of all ranks"),
     (
         {"topk": None, "share": 0.5},
-        "group: got share=0.5, pool_skipped=False, .*expected None, False and one part: one",
+        "group: got share=0.5, pool_skipped=False, Estimator(parts=1), expected None, False and one part: one",
     ),
-    ({"pool_skipped": True}, "group: got share=None, pool_skipped=True, .*expected None, False and one part"),
+    ({"pool_skipped": True}, "group: got share=None, pool_skipped=True, Estimator(parts=1), expected None, False and one part"),
     (
         {"estimator": strobe.Estimator(parts=4)},
-        r"group: got .*, Estimator\(parts=4\), expected None, False and one part",
+        "group: got share=None, pool_skipped=False, Estimator(parts=4), expected None, False and one part",
     ),
     ({"rows": 1}, "q: got 351 rows, expected 352 in raster order, those of tiles 0 to below 7; shards= says how many tiles"),
     ({"group": "all"}, "group: got 'all', expected a process group that this rank is in"),
