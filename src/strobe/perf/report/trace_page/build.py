@@ -227,8 +227,6 @@ _SLOWING_OPTIONS = ("with_stack", "profile_memory", "record_shapes")
 """Names of profiler options that cost the host time in every operator."""
 MAX_ITEMS = 8
 """Most items of one banner."""
-_WHOLE = "The trace may not hold all that ran"
-"""Title of the banner that shows all of its items: they stand nowhere else."""
 _CATEGORIES = 6
 
 
@@ -243,6 +241,7 @@ def trace_banners(study: TraceStudy) -> tuple[Banner, ...]:
     slow = "slowed the host at every operator; check against a run without the profiler"
     costly = [(label, [key for key in _SLOWING_OPTIONS if trace.metadata.get(key) == "1"]) for trace, label in told]
     slowed = (f"{label}: {', '.join(keys)} {slow}" for label, keys in costly if keys)
+    losses = tuple(text for found in traces_of(study) for text in _loss(found))  # all are shown: they stand nowhere else
     found: tuple[tuple[Literal["stop", "caution"], str, Iterable[str]], ...] = (
         ("stop", "Truncated", (f"{label}: {ends}" for trace, label in told if trace.counts.truncated)),
         ("stop", "Events lost", (text for one in told for text in _lost(*one))),
@@ -252,7 +251,7 @@ def trace_banners(study: TraceStudy) -> tuple[Banner, ...]:
         ("caution", "Events mended", (f"{label}: {trace.counts.mended}{mended}" for trace, label in told if trace.counts.mended)),
         ("caution", "Skipped, no traces", study.skipped),
         ("caution", "No device events", (text for one in told for text in _empty(*one))),
-        ("caution", _WHOLE, (text for found in traces_of(study) for text in _loss(found))),
+        ("caution", "The trace may not hold all that ran", losses),
         (
             "caution", "Work of one stream overlaps: durations add up to more than the busy time",
             (text for one in seen for text in _overlap(one)),
@@ -265,7 +264,7 @@ def trace_banners(study: TraceStudy) -> tuple[Banner, ...]:
     return tuple(
         Banner(level, title, items if len(items) <= most else (*items[:most], more.format(len(items) - most)))
         for level, title, items in listed
-        for most in [len(items) if title == _WHOLE else MAX_ITEMS]
+        for most in [len(items) if items is losses else MAX_ITEMS]
         if items
     )
 

@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
-from itertools import accumulate, pairwise
 from operator import attrgetter
 from pathlib import Path
 from typing import Annotated as A
@@ -402,39 +401,34 @@ def _overheads(seen: Sequence[DeviceFindings]) -> Iterator[Table]:
 def _over_time(seen: Sequence[DeviceFindings]) -> Iterator[Figure]:
     shown = [one for one in seen if one.view.span_ns]
     if shown:
-        aligned, edges_ns, lanes = idle_strip([one.view for one in shown], MAX_STRETCHES)
+        bins = max(1, min(MAX_BINS, 4 * MAX_BINS // len(shown)) // MAX_STRETCHES)  # of the picture in a stretch of the table
+        aligned, edges_ns, lanes = idle_strip([one.view for one in shown], bins * MAX_STRETCHES)
         present = [number for number in range(len(ACTIVITIES)) if any(any(lane[number]) for lane in lanes)]
-        bounds = list(pairwise(edges_ns))
-        rows = [
-            (Code(one.name), *bounds[at], *(lane[number][at] for number in present))
-            for one, lane in zip(shown, lanes, strict=True)
-            for at in range(len(bounds))
-            if any(own[at] for own in lane)
-        ]
-        labels = ("from", "to", *(CLASS_KINDS[ACTIVITIES[number]].label for number in present))
+        kinds, rows = tuple(CLASS_KINDS[ACTIVITIES[number]] for number in present), []
+        for one, lane in zip(shown, lanes, strict=True):
+            for at in range(0, len(edges_ns) - 1, bins):
+                sums = [sum(lane[number][at : at + bins]) for number in present]
+                if any(sums):
+                    rows.append((Code(one.name), edges_ns[at], edges_ns[min(at + bins, len(edges_ns) - 1)], *sums))
         clock = "one clock" if aligned else "each device's own clock: the traces have no moment in common"
         notes = ("Exclusive: a row adds up to the part of its stretch that the device's window covers.",)
-        caption, fields = f"Time by class in stretches, on {clock}.", beside("device", labels, "ms", show=ExactTime)
-        table = table_of(caption, fields, rows, notes=notes, collapsed=len(shown) > 1)
+        fields = beside("device", ("from", "to", *(kind.label for kind in kinds)), "ms", show=ExactTime)
+        table = table_of(f"Time by class in stretches, on {clock}.", fields, rows, notes=notes, collapsed=len(shown) > 1)
+        drawn = [_lane(one.name, edges_ns, [lane[number] for number in present]) for one, lane in zip(shown, lanes, strict=True)]
+        picture = Timeline(edges_ns[-1], tuple(kind.label for kind in kinds), kinds, tuple(drawn))
         alt = "Time by class over the whole trace, one lane per device; the table gives the times of longer stretches."
-        yield Figure(f"What each device did over time, and why it was idle, on {clock}.", alt, _strip(shown), table)
+        yield Figure(f"What each device did over time, and why it was idle, on {clock}.", alt, picture, table)
 
 
-def _strip(shown: Sequence[DeviceFindings]) -> Timeline:
-    """Draw every stretch of the devices' time as its classes, one after the other."""
-    _, edges_ns, times = idle_strip([one.view for one in shown], max(1, min(MAX_BINS, 4 * MAX_BINS // len(shown))))
-    kinds, lanes = tuple(CLASS_KINDS[each] for each in ACTIVITIES), []
-    for one, own in zip(shown, times, strict=True):
-        ends = [accumulate((ns[at] for ns in own), initial=edges_ns[at]) for at in range(len(edges_ns) - 1)]
-        slices = [
-            (start, ns[at], number)
-            for at, starts in enumerate(ends)
-            for number, (start, ns) in enumerate(zip(starts, own, strict=False))
-            if ns[at]
-        ]
-        start, length, kind = (tuple(column) for column in zip(*slices, strict=True))
-        lanes.append(Lane(one.name, 0, edges_ns[-1], start, length, kind, kind, len(slices), 0))
-    return Timeline(edges_ns[-1], tuple(each.label for each in kinds), kinds, tuple(lanes))
+def _lane(name: str, edges_ns: Sequence[int], of_kinds: Sequence[Sequence[int]]) -> Lane:
+    """Draw every bin of a device's time as its classes, one after the other."""
+    slices = []
+    for start, *times in zip(edges_ns, *of_kinds, strict=False):
+        for kind, ns in enumerate(times):
+            slices += [(start, ns, kind)] if ns else []
+            start += ns
+    starts, lengths, kinds = (tuple(column) for column in zip(*slices, strict=True))
+    return Lane(name, 0, edges_ns[-1], starts, lengths, kinds, kinds, len(slices), 0)
 
 
 def queue_section(study: TraceStudy) -> Section | None:
