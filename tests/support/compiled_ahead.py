@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from itertools import product
 from typing import Any, Final
 
 import torch
@@ -17,6 +18,7 @@ from triton.runtime import driver
 
 import launches_without_a_gpu as launches
 from strobe.attention.dense.eight.api import IMPLS as EIGHTBIT
+from strobe.attention.dense.eight.impl import triton as eight
 from strobe.attention.sparse.impl import triton as fine
 from strobe.attention.sparse.stages.impl import triton as stages
 from strobe.attention.tree.impl import triton as messages
@@ -113,15 +115,17 @@ def layers(card: Card, dtype: str) -> None:
 
 
 def in_eight_bits(card: Card, dtype: str) -> None:
-    """Launch dense attention in eight bits by both of its kernels, with all keys at once and in parts."""
+    """Launch attention in eight bits by both of its kernels, with all keys at once and in parts, and by lists of blocks."""
     q, k, v = (torch.zeros(1, length, 2, 128, dtype=DTYPES[dtype]) for length in (300, 600, 600))
     kept = unfilled(k, v, 1.0)
     new = Arriving(k=k, v=v, rows=torch.arange(600), run=600)
     for with_lse in (False, True):
         spec = check(q, k, v, None, with_lse)
         rounded = round_queries(q, kept, spec.softmax_scale, new=new, with_taken=with_lse, impl="triton")
-        for each in EIGHTBIT[:2]:
-            each.run(rounded, kept, spec)
+        for each, blocks in product(EIGHTBIT[:2], (None, torch.zeros(1, 2, 3, 2, dtype=torch.int32))):
+            each.run(rounded, kept, spec, blocks)
+    eight.means(rounded.values, rounded.scale)
+    eight.means(kept.keys, None)
 
 
 def main(name: str, *kernels: str) -> None:

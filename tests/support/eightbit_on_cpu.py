@@ -20,10 +20,11 @@ from real_like import Shape, error, real_like
 from strobe.attention.dense import dense_attention
 from strobe.attention.dense.eight.impl import reference
 from strobe.attention.dense.eight.impl import triton as kernels
+from strobe.attention.sparse.eight import best_blocks
 from strobe.attention.types import AttentionOutput, check
 from strobe.core.tolerances import tolerance
 from strobe.eightbit.impl import rounding, rounding_triton
-from strobe.eightbit.rounded import Arriving, RoundedKeys, RoundedQueries, unfilled
+from strobe.eightbit.rounded import Arriving, BlockBudget, RoundedKeys, RoundedQueries, unfilled
 from strobe.eightbit.rounding import round_queries
 
 _converted = interpreter._convert_float
@@ -122,6 +123,40 @@ def first_rows() -> None:
         assert error(found.out, reference.run(small, view, spec).out) < tolerance("eight-bit kernel", HALF)
 
 
+def blocks_of_keys() -> None:
+    """Tiles attend to blocks of their own, in parts too; means of blocks, and the blocks of best score, are the reference's."""
+    q, k, v = (x.half() for x in real_like(Shape(frames=5, own=2, height=7, width=19, heads=2)))
+    kept, _ = rounded(k, v)
+    kept = replace(kept, keys=kept.keys[:, :, :600])  # the last of five blocks has 88 keys
+    spec = check(q, k[:, :600], v[:, :600], None, True)
+    small = queries(q, kept, spec.softmax_scale)
+    split = kernels.split
+    for lists in ([[0, 4], [1, 3], [2, 4]], [[4], [0], [2]], [[0, 1, 2, 3, 4]] * 3):
+        blocks = torch.tensor(lists, dtype=torch.int32).expand(1, 2, -1, -1).contiguous()
+        blocks[:, 1] = blocks[:, 1].flip(1)
+        expected = reference.run(small, kept, spec, blocks)
+        for first, parts in ((18, 1), (3, blocks.shape[3])):
+            kernels.split = lambda *_, found=(first, parts): found  # type: ignore[assignment]
+            found = kernels.run(small, kept, spec, blocks)
+            assert found.lse is not None and expected.lse is not None
+            assert error(found.out, expected.out) < tolerance("eight-bit kernel", HALF), lists
+            assert (found.lse - expected.lse).square().mean().sqrt() < tolerance("lse of an eight-bit kernel", HALF)
+    kernels.split = split  # type: ignore[assignment]
+
+    of_queries, of_keys = reference.means(small.values, small.scale), reference.means(kept.keys, None)
+    for mean, right in (
+        (kernels.means(small.values, small.scale), of_queries),
+        (kernels.means(kept.keys, None), of_keys),
+    ):
+        assert error(mean, right) < tolerance("call", torch.float32)
+    always = torch.zeros(3, 5, dtype=torch.bool)
+    always[:, 1] = True
+    sizes = torch.full((5,), 128, dtype=torch.int32)
+    budget = BlockBudget(number=3, always=always, counts=torch.full((1, 2, 3), 3, dtype=torch.int32), sizes=sizes)
+    scores = (of_queries @ of_keys.transpose(-1, -2)).masked_fill(always, torch.inf)
+    assert torch.equal(best_blocks(small, kept, budget), scores.topk(3).indices.sort().values.int())
+
+
 def attended(q: Tensor, k: Tensor, v: Tensor, *edges: int, scale: float | None = None) -> AttentionOutput:
     """Attend by the kernels and compare with the reference on the same rounded keys, and with plain attention."""
     kept, _ = rounded(k, v, *edges)
@@ -173,6 +208,7 @@ def main() -> None:
     assert error(mean, v.double().mean(1, keepdim=True).expand_as(mean)) < tolerance("eight-bit attention", HALF)
     runs_of_a_ring()
     first_rows()
+    blocks_of_keys()
 
 
 if __name__ == "__main__":

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
+from itertools import groupby
 from typing import Final
 
 import torch
@@ -14,7 +16,7 @@ from strobe.cache.kv import CacheShape, CacheState, Positions, Signature, SlotRi
 from strobe.cache.policy import RingPolicy
 from strobe.core.errors import ShapeError
 from strobe.core.spans import DEQUANTISE, QUANTISE, span
-from strobe.eightbit.rounded import Arriving, RoundedKeys, RoundedQueries, constants, measured, padded
+from strobe.eightbit.rounded import BLOCK, Arriving, BlockBudget, RoundedKeys, RoundedQueries, constants, measured, padded
 from strobe.eightbit.rounding import round_queries, store
 from strobe.eightbit.rows import DTYPES, EightBit, expand_rows, quantize_rows, store_rows
 from strobe.eightbit.types import Quantized
@@ -143,13 +145,16 @@ class EightBitStep(SlotStep["EightBitRing"]):
 
     Args:
         sink_from: the first row of the sink that the pass writes; -1: it writes none.
+        budget: of the blocks of keys that are attended; None: all. The ring's, as `rows` are.
     """
 
     sink_from: int
+    budget: BlockBudget | None
 
     @property
     def signature(self) -> Signature:
-        return id(self.cache), len(self.positions), self.attended, self.skipped, self.sink_from
+        number = 0 if self.budget is None else self.budget.number
+        return id(self.cache), len(self.positions), self.attended, self.skipped, self.sink_from, number
 
     @property
     def measures(self) -> bool:
@@ -203,16 +208,21 @@ class EightBitRing(SlotRing[EightBitStep]):
 
     Sink keys that move are turned from a copy that was not rounded, then rounded: nothing adds up.
 
+    With `sparsity` a pass attends to all blocks of rows that hold a frame of the sink or of its own, and to some of the others.
+    How many they are follows from how many frames there are, not from where they lie, so that a recorded pass stays good.
+
     Args:
         shape, policy, device, positions, rotate: see `strobe.cache.kv.RingCache`.
         dtype: of the copy of the sink keys.
+        sparsity: share of the blocks of earlier frames, behind the sink, that is left out.
 
     Raises:
         ConfigError: "rebased" with a sink but without `rotate`.
     """
 
-    def _allocate(self, device: torch.device, dtype: torch.dtype) -> None:
-        shape, policy = self.shape, self.policy
+    def _allocate(self, device: torch.device, dtype: torch.dtype, sparsity: float = 0.0) -> None:
+        shape, policy, self.sparsity = self.shape, self.policy, sparsity
+        self._budgets: dict[tuple[int, int, int], BlockBudget] = {}
         rows, heads = policy.window * shape.tokens_per_frame, (shape.num_layers, shape.batch, shape.num_heads)
         channels = (*heads, shape.head_dim)
         self._kept = RoundedKeys(
@@ -264,7 +274,31 @@ class EightBitRing(SlotRing[EightBitStep]):
         first = first_frame - self._origin
         into_sink = skip == 0 and self._rotate is not None and first < self.policy.sink
         sink_from = first * self.shape.tokens_per_frame if into_sink else -1
-        return EightBitStep(**self._opened(first_frame, num_frames, skip), sink_from=sink_from)
+        budget = self._budget(first, first + num_frames) if self.sparsity else None
+        return EightBitStep(**self._opened(first_frame, num_frames, skip), sink_from=sink_from, budget=budget)
+
+    def _budget(self, first: int, end: int) -> BlockBudget | None:
+        """Fill in the blocks that a pass over frames always takes; None: there are no others, or all are taken."""
+        shape, policy, device = self.shape, self.policy, self.sink_keys.device
+        tokens, filled, past = shape.tokens_per_frame, policy.filled(end), policy.history(first, end)
+        number, blocks = block_number(tokens, filled, len(past), self.sparsity), -(-filled * tokens // BLOCK)
+        if not past or number >= blocks:
+            return None
+        key, tiles = (end - first, filled, number), -(-(end - first) * tokens // BLOCK)
+        budget = self._budgets.get(key)
+        if budget is None:
+            with torch.inference_mode(False):  # later passes fill it again, in whatever mode
+                budget = self._budgets[key] = BlockBudget(
+                    number=number,
+                    always=torch.ones(tiles, blocks, dtype=torch.bool, device=device),
+                    counts=torch.full((shape.batch, shape.num_heads, tiles), number, dtype=torch.int32, device=device),
+                    sizes=torch.full((blocks,), BLOCK, dtype=torch.int32, device=device),
+                )
+        budget.always.fill_(True)
+        for begin, stop in _runs(sorted(map(policy.slot, past))):
+            last = blocks if stop == filled else stop * tokens // BLOCK
+            budget.always[:, -(-begin * tokens // BLOCK) : last] = False
+        return budget
 
     def _turn_sink(self, before: int, after: int) -> None:
         assert self._rotate is not None
@@ -275,6 +309,25 @@ class EightBitRing(SlotRing[EightBitStep]):
             self._rotate(keys, after, keys)
             some = _each(self._kept, partial(_samples, first=first))
             store(some, Arriving(k=keys.flatten(0, 1), v=None, rows=rows, run=number))
+
+
+def block_number(tokens_per_frame: int, filled: int, past: int, sparsity: float) -> int:
+    """Return how many blocks of rows a pass over an `EightBitRing` attends to: those that it always takes, and some of the past.
+
+    Args:
+        filled: frames in the ring.
+        past: how many of them are history.
+    """
+    taken, others = -(-(filled - past) * tokens_per_frame // BLOCK), past * tokens_per_frame / BLOCK
+    # what is always taken lies in two runs of frames at most, of which one begins within a block
+    return taken + 2 + max(1, math.ceil(round((1 - sparsity) * others, 9)))
+
+
+def _runs(slots: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """List begin and end of the runs of slots that follow each other."""
+    for _, run in groupby(enumerate(slots), lambda pair: pair[1] - pair[0]):
+        held = [slot for _, slot in run]
+        yield held[0], held[-1] + 1
 
 
 def eightbit_ring_bytes(shape: CacheShape, policy: RingPolicy, dtype: torch.dtype, positions: Positions) -> int:

@@ -66,6 +66,23 @@ class RoundedQueries(NamedTuple):
     softmax_scale: float
 
 
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class BlockBudget:
+    """How many blocks of `BLOCK` keys each tile of 128 queries attends to, and which it always takes; addresses stay.
+
+    Args:
+        number: blocks of each tile.
+        always: those that are always taken, at most `number`, boolean `[N_q, N_kv]`.
+        counts: `number` for each tile, int32 `[B, H, N_q]`.
+        sizes: `BLOCK` for each block of keys, int32 `[N_kv]`.
+    """
+
+    number: int
+    always: Tensor
+    counts: Tensor
+    sizes: Tensor
+
+
 class Arriving(NamedTuple):
     """Keys and values on their way to rows of `RoundedKeys`.
 

@@ -11,10 +11,11 @@ from torch import Tensor
 from strobe.attention.sparse.coarse import budget, pool
 from strobe.attention.sparse.layout import TileLayout, tile_layout
 from strobe.cache.kv import CacheShape, HistoryTiles, KVCache, RingCache
-from strobe.cache.quantized import EightBitRing, QuantizedRing
+from strobe.cache.quantized import EightBitRing, QuantizedRing, block_number
 from strobe.cache.rings import AheadRing, RollingCache, ShotRing
 from strobe.core.errors import ConfigError, ImplUnavailableError
 from strobe.core.shapes import LatentShape, TokenGrid
+from strobe.eightbit.rounded import BLOCK as ROUNDED_BLOCK
 from strobe.engine.parallel.rank import RankContext, SharedCache
 from strobe.engine.resolve import ResolvedConfig, without_kernel
 from strobe.models.wan.config import WanConfig
@@ -75,9 +76,23 @@ def attended_keys(grid: TokenGrid, config: ResolvedConfig, frame_block: int | No
         window, past = policy.filled(frames.stop), len(policy.history(frames.start, frames.stop))
     if not config.sparsity or not past:
         return window * grid.tokens_per_frame
+    if config.attention_format == "int8":
+        blocks = block_number(grid.tokens_per_frame, window, past, config.sparsity)
+        return min(window * grid.tokens_per_frame, blocks * ROUNDED_BLOCK)
     tiles = frame_tiles(grid).num_tiles
     (topk,) = budget(None, config.sparsity, 1, past * tiles)
     return (window - past) * grid.tokens_per_frame + topk * grid.tokens_per_frame // tiles
+
+
+def _check_blocks(grid: TokenGrid, config: ResolvedConfig) -> None:
+    """Raise ConfigError if passes of a full window would leave out no block of keys, although the configuration asks for it."""
+    tokens, window = grid.tokens_per_frame, config.policy.window
+    past = max(0, config.policy.local - config.frame_block)
+    if config.sparsity and block_number(tokens, window, past, config.sparsity) >= -(-window * tokens // ROUNDED_BLOCK):
+        raise ConfigError(
+            f"sparsity {config.sparsity} in eight bits leaves out whole blocks of {ROUNDED_BLOCK} keys, and none of a window of "
+            f"{window} latent frames of {tokens} tokens: set sparsity to 0, or attention_format to 'native'"
+        )
 
 
 def cache_shape(dit: WanConfig, grid: TokenGrid, batch: int) -> CacheShape:
@@ -101,19 +116,22 @@ def new_cache(
         share: this process's of a stream on several devices; the cache is that of its share then.
 
     Raises:
+        ConfigError: no key would be left out, although `sparsity` asks for it.
         ImplUnavailableError: attention in eight bits does not run on this device, or not with heads of this size.
     """
     grid = latents.token_grid(dit.patch)
     shape = cache_shape(dit, grid, batch)
     if config.attention_format != "native" and (reason := without_kernel(config.device, config.dtype, dit.head_dim)):
         raise ImplUnavailableError(config.attention_format, reason, ("attention_format 'native'",), what="attention_format")
+    if config.attention_format == "int8":
+        _check_blocks(grid, config)
     kind: Callable[..., KVCache]
     if config.past == "rolling":
         kind = AheadRing
     elif not config.knobs.ring_cache:
         kind = RollingCache
     elif config.attention_format == "int8":
-        kind = EightBitRing
+        kind = partial(EightBitRing, sparsity=config.sparsity)
     elif config.kv_format == "native":
         kind = partial(RingCache, tiles=history_tiles(grid, config))
     else:

@@ -208,7 +208,8 @@ class EngineConfig:
             own.
         past_weight: what a key between the first frame and the frame block counts for in attention while a frame block is
             denoised, in (0, 1]; for a model whose past is recomputed; None: the model's own.
-        sparsity: share of the past, behind the sink and in tiles, that a query leaves out; 0: everything kept is attended.
+        sparsity: share of the past, behind the sink and in tiles, that a query leaves out; 0: everything kept is attended. With
+            attention in eight bits blocks of 128 keys take the place of tiles.
         keep_sink: a prompt switch with recache leaves the sink as it is once frames were evicted; False: the sink is renewed.
         dtype: of weights and cache; "auto": float32 on a CPU, bfloat16 on a GPU.
         linear_format: of the weights of the layers' matrices: "native" (in `dtype`), "fp8" (weights and activations, on
@@ -260,9 +261,11 @@ class EngineConfig:
         for name, allowed in _CHOICES.items():
             if (given := getattr(self, name)) not in (*allowed, *([None] if name == "positions" else [])):
                 raise unknown_choice(name, given, allowed)
-        off = {f"sparsity {self.sparsity}": self.sparsity > 0, "knob ring_cache off": not self.knobs.ring_cache}
+        off = {"knob ring_cache off": not self.knobs.ring_cache}
         if self.attention_format != "native":
             off = {f"kv_format {self.kv_format!r} (the cache is in eight bits already)": self.kv_format != "native"} | off
+        else:
+            off = {f"sparsity {self.sparsity}": self.sparsity > 0} | off
         name = "kv_format" if self.attention_format == "native" else "attention_format"
         if getattr(self, name) != "native" and (wrong := [what for what, found in off.items() if found]):
             raise ConfigError(

@@ -7,6 +7,7 @@ goes through `requantize_linears` instead of `merge` and `fuse_qkv`: addresses s
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from strobe.core.device import upload
 from strobe.core.errors import ConfigError
 from strobe.core.settings import forgo_cublaslt_workspace
 from strobe.core.spans import CONDITIONS, TEXT_KV, span
+from strobe.eightbit.rounded import BLOCK
 from strobe.engine.graphs import CudaGraphs, Mode, Replaying, Runner
 from strobe.engine.resolve import ResolvedConfig
 from strobe.models.checkpoint import on_meta
@@ -159,6 +161,7 @@ class Transformer:
         self.dit = copied(dit, config.device, config.dtype)
         self.loras: tuple[Lora, ...] = ()
         self._quantized = False
+        self._in_bands = config.attention_format == "int8" and config.sparsity > 0
         self._rope: tuple[tuple[int, ...], Tensor] | None = None
         self._rows: dict[Timestep, Modulation] = {}
         self.use_loras(loras)
@@ -248,7 +251,12 @@ class Transformer:
         replaying: Replaying = nullcontext,
     ) -> Tensor | None:
         body = self.dit.commit if mode == "write" and self.knobs.commit_kv_only else self.dit
-        return self.runner.run(mode, body, (latents, *conditions), cache, replaying)
+        if not self._in_bands:
+            return self.runner.run(mode, body, (latents, *conditions), cache, replaying)
+        grid, patch = self.dit.grid(latents), self.dit.config.patch
+        ordered = swap_in_bands(latents, band_rows(grid.height), patch)
+        flow = self.runner.run(mode, body, (ordered, *conditions), cache, replaying)
+        return None if flow is None else swap_in_bands(flow, grid.width, patch)
 
     def conditions(
         self, latents: Tensor, timestep: Timestep, text: TextContext, cache: CacheStep
@@ -271,15 +279,34 @@ class Transformer:
         return self.dit.modulation(timesteps)
 
     def _rotations(self, latents: Tensor, positions: tuple[int, ...]) -> Tensor:
-        grid = self.dit.grid(latents)
+        held, dit = self._rope, self.dit
+        if held is not None and held[0] == positions:
+            return held[1]
+        grid = dit.grid(latents)
+        turns = rope_table(dit.config, positions, grid.height, grid.width, dit.device if self.knobs.rope_table else None)
+        if self._in_bands:
+            bands = (len(positions), -1, band_rows(grid.height), grid.width)
+            turns = turns.unflatten(0, bands).transpose(2, 3).flatten(0, 3)
         if not self.knobs.rope_table:
-            return rope_table(self.dit.config, positions, grid.height, grid.width).to(self.dit.device)  # complex128
-        held = self._rope
-        if held is None or held[0] != positions:
-            dit = self.dit
-            turns = rope_table(dit.config, positions, grid.height, grid.width, dit.device)
-            held = self._rope = positions, device_table(turns, dit.dtype, dit.device)
-        return held[1]
+            return turns.to(dit.device)  # complex128
+        self._rope = positions, device_table(turns, dit.dtype, dit.device)
+        return self._rope[1]
+
+
+def band_rows(height: int) -> int:
+    """Return the rows of a band of tokens, a divisor of the height, in which a block of keys comes nearest to a square."""
+    return min((rows for rows in range(1, height + 1) if height % rows == 0), key=lambda rows: abs(math.log(rows**2 / BLOCK)))
+
+
+def swap_in_bands(latents: Tensor, rows: int, patch: tuple[int, int]) -> Tensor:
+    """Swap rows and columns of tokens within bands of so many rows of tokens: `[B, F, C, Y, X]` to a narrow, high grid.
+
+    Tokens in raster order of the result go through a band column by column, so those of a block of keys lie close together. With
+    the former width for `rows` it is undone.
+    """
+    cells = latents.unflatten(3, (-1, rows, patch[0])).unflatten(6, (-1, patch[1]))  # [B, F, C, bands, rows, ph, w, pw]
+    swapped: Tensor = cells.permute(0, 1, 2, 3, 6, 5, 4, 7)
+    return swapped.flatten(3, 5).flatten(4, 5)
 
 
 def copied(dit: CausalWan, device: torch.device, dtype: torch.dtype) -> CausalWan:

@@ -13,10 +13,12 @@ from torch import Tensor
 
 from strobe.attention.dense.api import dense_attention
 from strobe.attention.dense.eight.api import attend_rounded, eightbit_attention, explain_eightbit, round_keys, store_rounded
+from strobe.attention.dense.eight.impl import reference
+from strobe.attention.dense.eight.impl.reference import QUERIES
 from strobe.attention.gates.case import CaseRefusedError, GateCase, hold, same_bits
 from strobe.core.errors import ImplUnavailableError
 from strobe.core.tolerances import Measure, tolerance
-from strobe.eightbit.rounded import RoundedKeys, RoundedQueries
+from strobe.eightbit.rounded import BLOCK, RoundedKeys, RoundedQueries
 from strobe.eightbit.rounding import RoundingImpl, round_queries
 
 IMPLS: Final = ("gluon", "triton")
@@ -53,7 +55,15 @@ def cases(impl: str, device: torch.device) -> Iterator[GateCase]:
         yield GateCase(name=f"output, {sizes}, with lse: {return_lse}", check=partial(_output, impl, device, sizes, return_lse))
     several = _EightBitSizes(lengths=(63, 300), batch=3)
     yield GateCase(name="output, of three samples", check=partial(_output, impl, device, several, True))
-    yield GateCase(name="a last wave in parts of the keys", check=partial(_parts, impl, device), needs_gpu=True)
+    for lengths, number in (((1, 63), 1), ((300, 1000), 3), ((300, 1000), 8), ((129, 2048), 5)):
+        yield GateCase(
+            name=f"{number} blocks of keys for each tile, {lengths[0]}x{lengths[1]}",
+            check=partial(_blocks, impl, device, _EightBitSizes(lengths=lengths, batch=2), number),
+        )
+    yield GateCase(name="means of blocks", check=partial(_means, impl, device))
+    for some in (None, 9):
+        name = "a last wave in parts of the keys" + ("" if some is None else f", {some} blocks for each tile")
+        yield GateCase(name=name, check=partial(_parts, impl, device, some), needs_gpu=True)
     yield GateCase(name="one key far above all others", check=partial(_sink, impl, device))
     yield GateCase(name="keys rounded piece by piece", check=partial(_pieces, impl, device))
     yield GateCase(name="views of a larger buffer", check=partial(_views, impl, device))
@@ -113,7 +123,36 @@ def _output(impl: str, device: torch.device, sizes: _EightBitSizes, return_lse: 
             hold(error <= tolerance(measure, sizes.dtype), f"{measure}: error {error:.2g}")  # type: ignore[arg-type]
 
 
-def _parts(impl: str, device: torch.device) -> None:
+def _lists(q: RoundedQueries, kept: RoundedKeys, number: int) -> Tensor:
+    """Draw blocks of keys for each tile of queries."""
+    (batch, heads, rows, _), blocks = q.values.shape, -(-kept.keys.shape[2] // BLOCK)
+    drawn = torch.rand((batch, heads, -(-rows // QUERIES), blocks), generator=torch.Generator().manual_seed(number))
+    return drawn.argsort(-1)[..., :number].sort(-1).values.int().to(q.values.device)
+
+
+def _blocks(impl: str, device: torch.device, sizes: _EightBitSizes, number: int) -> None:
+    q, k, v = _drawn(impl, device, sizes)
+    small, kept = _rounded(q, k, v, impl)
+    lists = _lists(small, kept, number)
+    found, expected = (attend_rounded(small, kept, blocks=lists, impl=each, return_lse=True) for each in (impl, "reference"))
+    _held(found.out, expected.out, "eight-bit kernel", sizes.dtype)
+    assert found.lse is not None and expected.lse is not None
+    error = (found.lse - expected.lse).double().square().mean().sqrt().item()
+    hold(error <= tolerance("lse of an eight-bit kernel", sizes.dtype), f"lse: error {error:.2g}")
+
+
+def _means(impl: str, device: torch.device) -> None:
+    """Check means of rows that are the first of more, of which the last block is not whole."""
+    from strobe.attention.dense.eight.impl import triton
+
+    q, k, v = _drawn(impl, device, _EightBitSizes(lengths=(300, 1000), batch=2))
+    small, kept = _rounded(q, k, v, impl)
+    for values, scale in ((small.values, small.scale), (kept.keys[:, :, :700], None)):
+        error = _error(triton.means(values, scale), reference.means(values, scale))
+        hold(error <= tolerance("call", torch.float32), f"error {error:.2g}")
+
+
+def _parts(impl: str, device: torch.device, number: int | None) -> None:
     """Check a call of which the last wave is a third full on a card with 132 multiprocessors."""
     from strobe.attention.dense.eight.impl import triton
 
@@ -121,11 +160,12 @@ def _parts(impl: str, device: torch.device) -> None:
     q, k, v = _drawn(impl, device, sizes)
     rows, resident = (128, 1) if impl == "gluon" else (64, 3)
     programs = -(-sizes.lengths[0] // rows) * sizes.heads
-    _, parts = triton.split(programs, triton.slots(device, resident), -(-sizes.lengths[1] // 128))
+    _, parts = triton.split(programs, triton.slots(device, resident), number or -(-sizes.lengths[1] // BLOCK))
     if parts == 1:
         raise CaseRefusedError("on this card its last wave is full, and is not split")
     small, kept = _rounded(q, k, v, impl)
-    found, expected = (attend_rounded(small, kept, impl=each, return_lse=True) for each in (impl, "reference"))
+    lists = None if number is None else _lists(small, kept, number)
+    found, expected = (attend_rounded(small, kept, blocks=lists, impl=each, return_lse=True) for each in (impl, "reference"))
     _held(found.out, expected.out, "eight-bit kernel", sizes.dtype)
     hold(found.lse is not None and expected.lse is not None, "the lse comes when it is asked for")
 

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from strobe.attention.dense import dense_attention
 from strobe.attention.dense.eight import attend_rounded
+from strobe.attention.sparse.eight import best_blocks
 from strobe.attention.sparse.history import History, history_attention
 from strobe.attention.sparse.layout import tile_layout
 from strobe.attention.state import merge
@@ -25,6 +26,7 @@ from strobe.core.errors import ConfigError, ShapeError
 from strobe.core.spans import (
     ATTENTION,
     ATTENTION_KERNEL,
+    ATTENTION_SELECT,
     CROSS_ATTENTION,
     CROSS_ATTENTION_KERNEL,
     CROSS_NORM,
@@ -415,7 +417,12 @@ class WanLayer(nn.Module):
         if isinstance(kv, EightBitStep):
             with span(KV_WRITE):
                 queries, rounded = kv.write_beside(index, q, k, v)
-            return self.attend_kept(queries, None, rounded, None, index)
+            if kv.budget is None:
+                return self.attend_kept(queries, None, rounded, None, index)
+            with span(ATTENTION_SELECT):
+                blocks = best_blocks(queries, rounded, kv.budget)
+            with span(ATTENTION_KERNEL):
+                return attend_rounded(queries, rounded, blocks=blocks).out
         with span(KV_WRITE):
             kept = kv.write(index, k, v)
         return self.attend_kept(q, (k, v), kept, kv.reach, index)

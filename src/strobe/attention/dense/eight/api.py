@@ -11,10 +11,11 @@ from torch import Tensor
 
 from strobe.attention.around import ambient
 from strobe.attention.dense.eight.impl import reference
+from strobe.attention.dense.eight.impl.reference import QUERIES
 from strobe.attention.impls import MISSING, Choice, Impl, hash_of, no_card_for, select, short
 from strobe.attention.types import AttentionOutput, AttentionSpec, TensorMeta, check, expect
 from strobe.core.errors import ConfigError, ImplUnavailableError, ShapeError
-from strobe.eightbit.rounded import Arriving, RoundedKeys, RoundedQueries, unfilled
+from strobe.eightbit.rounded import BLOCK, Arriving, RoundedKeys, RoundedQueries, unfilled
 from strobe.eightbit.rounding import RoundingImpl, round_queries, store
 
 
@@ -34,8 +35,10 @@ def _refuses_kernels(name: str, spec: AttentionSpec) -> str | None:
     return None
 
 
-def _run_kernels(name: str, q: RoundedQueries, kept: RoundedKeys, spec: AttentionSpec) -> AttentionOutput:
-    found: AttentionOutput = import_module(f"strobe.attention.dense.eight.impl.{name}").run(q, kept, spec)
+def _run_kernels(
+    name: str, q: RoundedQueries, kept: RoundedKeys, spec: AttentionSpec, blocks: Tensor | None = None
+) -> AttentionOutput:
+    found: AttentionOutput = import_module(f"strobe.attention.dense.eight.impl.{name}").run(q, kept, spec, blocks)
     return found
 
 
@@ -155,21 +158,26 @@ def attend_rounded(
     q: Tensor | RoundedQueries,
     kept: RoundedKeys,
     *,
+    blocks: Tensor | None = None,
     softmax_scale: float | None = None,
     impl: str = "auto",
     return_lse: bool = False,
 ) -> AttentionOutput:
     """Round q to eight bits and attend to keys and values that are rounded already, as `eightbit_attention` does.
 
+    With `blocks` each tile of 128 queries attends to K blocks of 128 keys alone, of which the last may be shorter.
+
     Args:
         q: `[B, S_q, H, D]`; or queries that were rounded for `kept`, which have a softmax_scale.
         kept: of `round_keys`.
+        blocks: int32 `[B, H, ceil(S_q / 128), K]`, K at least 1: numbers of blocks of keys, ascending, each once. Whether
+            they are is not checked, for that would wait for the device. None: all.
         softmax_scale: default `D ** -0.5`.
         impl: as of `eightbit_attention`; whichever rounded the keys.
         return_lse: also return the natural-log softmax denominator, float32 `[B, H, S_q]`.
 
     Raises:
-        ShapeError: q does not fit `kept`.
+        ShapeError: q or `blocks` does not fit `kept`.
         ConfigError: the lse of queries that were rounded without what it needs.
         ImplUnavailableError: the named impl cannot run this call, or a gradient is asked for.
     """
@@ -183,7 +191,21 @@ def attend_rounded(
         given = TensorMeta.of("q", q)
     keys = TensorMeta(shape=(batch, rows, heads, dim), dtype=given.dtype, device=kept.keys.device, requires_grad=False)
     spec = check(given, keys, keys, softmax_scale, return_lse)
-    return _run_on(q, kept, _choose(spec, impl).impl, spec)
+    if blocks is not None:
+        _check_blocks(blocks, spec)
+        blocks = blocks.contiguous()
+    return _run_on(q, kept, _choose(spec, impl).impl, spec, blocks)
+
+
+def _check_blocks(blocks: Tensor, spec: AttentionSpec) -> None:
+    expect("blocks", blocks, Tensor, "an int32 tensor [B, H, ceil(S_q / 128), K]")
+    wanted, most = [spec.batch, spec.num_heads, -(-spec.q_len // QUERIES)], -(-spec.kv_len // BLOCK)
+    fits = blocks.dim() == 4 and list(blocks.shape[:3]) == wanted and 0 < blocks.shape[3] <= most
+    if not fits or blocks.dtype != torch.int32 or blocks.device != spec.device:
+        raise ShapeError(
+            f"blocks: got {short(blocks.dtype)} {list(blocks.shape)} on {blocks.device}, expected int32 {[*wanted, 'K']} on "
+            f"{spec.device}, K from 1 to {most}"
+        )
 
 
 def explain_eightbit(
@@ -213,8 +235,10 @@ def _rounding(impl: Impl[AttentionSpec]) -> RoundingImpl:
     return "reference" if impl is REFERENCE else "triton"
 
 
-def _run_on(q: Tensor | RoundedQueries, kept: RoundedKeys, impl: Impl[AttentionSpec], spec: AttentionSpec) -> AttentionOutput:
+def _run_on(
+    q: Tensor | RoundedQueries, kept: RoundedKeys, impl: Impl[AttentionSpec], spec: AttentionSpec, blocks: Tensor | None = None
+) -> AttentionOutput:
     with torch.no_grad(), ambient(kept.keys):
         if isinstance(q, Tensor):
             q = round_queries(q, kept, spec.softmax_scale, with_taken=spec.return_lse, impl=_rounding(impl))
-        return impl.run(q, kept, spec)
+        return impl.run(q, kept, spec, blocks)

@@ -23,7 +23,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from strobe.attention.dense.eight.impl import triton
-from strobe.attention.dense.eight.impl.reference import FARTHEST, FLATTEST, HEADROOM, OFFSET, STEEPEST
+from strobe.attention.dense.eight.impl.reference import FARTHEST, FLATTEST, HEADROOM, OFFSET, QUERIES, STEEPEST
 from strobe.attention.types import AttentionOutput, AttentionSpec
 from strobe.eightbit.rounded import BLOCK, RoundedKeys, RoundedQueries
 
@@ -44,7 +44,6 @@ _FOUR_ONES = gl.constexpr(0x38383838)
 """The bits of four FP8 ones: Triton 3.6 stores an FP8 tensor of this shape wrongly."""
 _GROUP = gl.constexpr(64)
 """Queries of a group of four warps."""
-_ROWS: Final = 128
 _STAGES: Final = 3
 """Blocks of keys in the ring: two, three and four are within 2 % of each other at all lengths measured."""
 _REGISTERS: Final = 168
@@ -52,9 +51,8 @@ _REGISTERS: Final = 168
 
 
 @gluon.jit
-def _place(program, first, tiles, parts, num_kv, keys: gl.constexpr):
-    """Return the head, the tile in it, and the blocks of keys of a program."""
-    blocks = (num_kv + keys - 1) // keys
+def _place(program, first, tiles, parts, blocks):
+    """Return the head, the tile in it, and which of its blocks of keys a program takes."""
     head, tile, begin, end = program // tiles, program % tiles, 0, blocks
     if program >= first:
         part = (program - first) % parts
@@ -64,33 +62,44 @@ def _place(program, first, tiles, parts, num_kv, keys: gl.constexpr):
 
 
 @gluon.jit
+def _block(list_ptr, place, listed: gl.constexpr):
+    """Return the block of keys at a place of a list; without lists the blocks stand in order."""
+    if listed:
+        place = gl.load(list_ptr + place)
+    return place
+
+
+@gluon.jit
 def _loads(
-    q_desc, k_desc, v_desc, q_smem, k_smem, v_smem, q_ready, ready, free, where, num_q, kept_rows,
-    keys: gl.constexpr, dim: gl.constexpr, stages: gl.constexpr, groups: gl.constexpr,
+    q_desc, k_desc, v_desc, q_smem, k_smem, v_smem, q_ready, ready, free, where, list_ptr, num_q, kept_rows,
+    keys: gl.constexpr, dim: gl.constexpr, stages: gl.constexpr, groups: gl.constexpr, listed: gl.constexpr,
 ):  # fmt: skip
     """Load queries once, and keys and values block by block into a ring."""
     head, tile, begin, end = where
+    key = _block(list_ptr, begin, listed) * keys
     row = head * num_q + tile * (_GROUP * groups)
     mbarrier.expect(q_ready, groups * q_desc.block_type.nbytes)
     for group in gl.static_range(groups):
         tma.async_copy_global_to_shared(q_desc, [row + group * _GROUP, 0], q_ready, q_smem.index(group))
-    for block in range(begin, end):
-        step = block - begin
+    for place in range(begin, end):
+        step = place - begin
         stage, turn = step % stages, (step // stages) & 1
+        after = _block(list_ptr, gl.minimum(place + 1, end - 1), listed) * keys  # read before it is waited for
         mbarrier.wait(free.index(stage), turn ^ 1)
         mbarrier.expect(ready.index(stage), k_desc.block_type.nbytes + v_desc.block_type.nbytes)
-        tma.async_copy_global_to_shared(k_desc, [head * kept_rows + block * keys, 0], ready.index(stage), k_smem.index(stage))
-        tma.async_copy_global_to_shared(v_desc, [head * dim, block * keys], ready.index(stage), v_smem.index(stage))
+        tma.async_copy_global_to_shared(k_desc, [head * kept_rows + key, 0], ready.index(stage), k_smem.index(stage))
+        tma.async_copy_global_to_shared(v_desc, [head * dim, key], ready.index(stage), v_smem.index(stage))
+        key = after
 
 
 @gluon.jit
 def _attend(
     group, q_smem, k_smem, v_smem, one_smem, q_ready, ready, free, where,
     scale_ptr, v_scale_ptr, v_mean_ptr, out_ptr, lse_ptr, part_ptr, part_sum_ptr, part_lse_ptr,
-    num_q, num_kv, heads, first, program,
+    num_q, blocks, tail, heads, first, program,
     keys: gl.constexpr, dim: gl.constexpr, stages: gl.constexpr, groups: gl.constexpr, with_lse: gl.constexpr,
 ):  # fmt: skip
-    """Attend with one group's queries."""
+    """Attend with one group's queries; the last of all blocks has `tail` keys."""
     head, tile, begin, end = where
     s_layout: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, keys, 32])
     o_layout: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, dim, 32])
@@ -117,11 +126,11 @@ def _attend(
     mbarrier.wait(q_ready, 0)
     mbarrier.wait(ready.index(0), 0)
     products = warpgroup_mma(q, k_smem.index(0).permute((1, 0)), from_offset, use_acc=True, is_async=True)
-    for block in range(begin, end):
-        step = block - begin
+    for number in range(begin, end):
+        step = number - begin
         stage, after, after_turn = step % stages, (step + 1) % stages, ((step + 1) // stages) & 1
         s = warpgroup_mma_wait(0, deps=[products]).to(gl.float32, bitcast=True)
-        left = num_kv - block * keys
+        left = gl.where(number == blocks - 1, tail, keys)
         if left < keys:
             s = gl.where((key < left)[None, :], s, -3e38)
         high = gl.max(s.to(gl.int32, bitcast=True), 1)  # in the order of positive floats; one instruction compares three
@@ -140,7 +149,7 @@ def _attend(
         apart = levels.reshape([_GROUP, keys // 32, 2, 2, 4, 2]).permute((0, 1, 2, 4, 3, 5)).reshape([_GROUP, keys])
         apart = gl.convert_layout(apart, p_layout, assert_trivial=True).to(gl.int32, bitcast=True)
         weights = gl.inline_asm_elementwise(_PACK, "=r,r,r,r,r", [apart], gl.int8, True, 4).to(gl.float8e4nv, bitcast=True)
-        more = block + 1 < end
+        more = number + 1 < end
         mbarrier.wait(ready.index(after), after_turn, pred=more)
         found = warpgroup_mma(weights, v_smem.index(stage).permute((1, 0)), no_o, use_acc=False, is_async=True)
         counted = warpgroup_mma(weights, one_smem.permute((1, 0)), no_t, use_acc=False, is_async=True)
@@ -177,13 +186,13 @@ def _attend(
 def _first_group(
     q_smem, k_smem, v_smem, one_smem, q_ready, ready, free, where,
     scale_ptr, v_scale_ptr, v_mean_ptr, out_ptr, lse_ptr, part_ptr, part_sum_ptr, part_lse_ptr,
-    num_q, num_kv, heads, first, program,
+    num_q, blocks, tail, heads, first, program,
     keys: gl.constexpr, dim: gl.constexpr, stages: gl.constexpr, groups: gl.constexpr, with_lse: gl.constexpr,
 ):  # fmt: skip
     _attend(
         0, q_smem, k_smem, v_smem, one_smem, q_ready, ready, free, where,
         scale_ptr, v_scale_ptr, v_mean_ptr, out_ptr, lse_ptr, part_ptr, part_sum_ptr, part_lse_ptr,
-        num_q, num_kv, heads, first, program, keys, dim, stages, groups, with_lse,
+        num_q, blocks, tail, heads, first, program, keys, dim, stages, groups, with_lse,
     )  # fmt: skip
 
 
@@ -191,26 +200,30 @@ def _first_group(
 def _second_group(
     q_smem, k_smem, v_smem, one_smem, q_ready, ready, free, where,
     scale_ptr, v_scale_ptr, v_mean_ptr, out_ptr, lse_ptr, part_ptr, part_sum_ptr, part_lse_ptr,
-    num_q, num_kv, heads, first, program,
+    num_q, blocks, tail, heads, first, program,
     keys: gl.constexpr, dim: gl.constexpr, stages: gl.constexpr, groups: gl.constexpr, with_lse: gl.constexpr,
 ):  # fmt: skip
     _attend(
         1, q_smem, k_smem, v_smem, one_smem, q_ready, ready, free, where,
         scale_ptr, v_scale_ptr, v_mean_ptr, out_ptr, lse_ptr, part_ptr, part_sum_ptr, part_lse_ptr,
-        num_q, num_kv, heads, first, program, keys, dim, stages, groups, with_lse,
+        num_q, blocks, tail, heads, first, program, keys, dim, stages, groups, with_lse,
     )  # fmt: skip
 
 
-@gluon.jit(do_not_specialize=["num_q", "num_kv", "heads", "first", "tiles", "parts", "kept_rows"])
+@gluon.jit(do_not_specialize=["num_q", "num_kv", "blocks", "heads", "first", "tiles", "parts", "kept_rows"])
 def _attend_kernel(
-    q_desc, k_desc, v_desc, scale_ptr, v_scale_ptr, v_mean_ptr, out_ptr, lse_ptr, part_ptr, part_sum_ptr, part_lse_ptr,
-    num_q, num_kv, heads, first, tiles, parts, kept_rows,
-    keys: gl.constexpr, dim: gl.constexpr, stages: gl.constexpr, with_lse: gl.constexpr,
+    q_desc, k_desc, v_desc, scale_ptr, v_scale_ptr, v_mean_ptr, list_ptr,
+    out_ptr, lse_ptr, part_ptr, part_sum_ptr, part_lse_ptr,
+    num_q, num_kv, blocks, heads, first, tiles, parts, kept_rows,
+    keys: gl.constexpr, dim: gl.constexpr, stages: gl.constexpr, listed: gl.constexpr, with_lse: gl.constexpr,
 ):  # fmt: skip
     """See the kernel of this name in `impl/triton.py`; a tile has 128 queries. Heads of keys begin every `kept_rows` rows."""
     groups: gl.constexpr = 2
     program = gl.program_id(0)
-    where = _place(program, first, tiles, parts, num_kv, keys)
+    where = _place(program, first, tiles, parts, blocks)
+    if listed:
+        list_ptr += (where[0] * tiles + where[1]) * blocks
+    tail = num_kv - _block(list_ptr, blocks - 1, listed) * keys
     q_smem = gl.allocate_shared_memory(gl.int8, [groups] + q_desc.block_type.shape, q_desc.layout)  # noqa: RUF005
     k_smem = gl.allocate_shared_memory(gl.int8, [stages] + k_desc.block_type.shape, k_desc.layout)  # noqa: RUF005
     v_smem = gl.allocate_shared_memory(v_desc.dtype, [stages] + v_desc.block_type.shape, v_desc.layout)  # noqa: RUF005
@@ -230,16 +243,16 @@ def _attend_kernel(
             (_first_group, (
                 q_smem, k_smem, v_smem, one_smem, q_ready, ready, free, where, scale_ptr,
                 v_scale_ptr, v_mean_ptr, out_ptr, lse_ptr, part_ptr, part_sum_ptr, part_lse_ptr,
-                num_q, num_kv, heads, first, program, keys, dim, stages, groups, with_lse,
+                num_q, blocks, tail, heads, first, program, keys, dim, stages, groups, with_lse,
             )),
             (_second_group, (
                 q_smem, k_smem, v_smem, one_smem, q_ready, ready, free, where, scale_ptr,
                 v_scale_ptr, v_mean_ptr, out_ptr, lse_ptr, part_ptr, part_sum_ptr, part_lse_ptr,
-                num_q, num_kv, heads, first, program, keys, dim, stages, groups, with_lse,
+                num_q, blocks, tail, heads, first, program, keys, dim, stages, groups, with_lse,
             )),
             (_loads, (
                 q_desc, k_desc, v_desc, q_smem, k_smem, v_smem, q_ready, ready, free, where,
-                num_q, kept_rows, keys, dim, stages, groups,
+                list_ptr, num_q, kept_rows, keys, dim, stages, groups, listed,
             )),
         ],
         [4, 1],
@@ -247,7 +260,7 @@ def _attend_kernel(
     )  # fmt: skip
 
 
-def _launch(q: Tensor, k: Tensor, v: Tensor, programs: int, *rest: Any, with_lse: bool) -> None:
+def _launch(q: Tensor, k: Tensor, v: Tensor, programs: int, *rest: Any, **how: bool) -> None:
     heads, rows, dim = k.shape
     kept_rows = k.stride(0) // dim  # of which `rows` are attended; what follows the last head's is not read
     k = k.as_strided(((heads - 1) * kept_rows + rows, dim), (dim, 1))
@@ -260,9 +273,9 @@ def _launch(q: Tensor, k: Tensor, v: Tensor, programs: int, *rest: Any, with_lse
         )
     )
     shape = {"keys": BLOCK, "dim": dim, "stages": _STAGES, "num_warps": 4, "maxnreg": _REGISTERS}
-    _attend_kernel[(programs,)](*descriptors, *rest, kept_rows, **shape, with_lse=with_lse)
+    _attend_kernel[(programs,)](*descriptors, *rest, kept_rows, **shape, **how)
 
 
-def run(q: RoundedQueries, kept: RoundedKeys, spec: AttentionSpec) -> AttentionOutput:
+def run(q: RoundedQueries, kept: RoundedKeys, spec: AttentionSpec, blocks: Tensor | None = None) -> AttentionOutput:
     """Attend by the kernel above, one program on a multiprocessor at a time."""
-    return triton.attend(q, kept, spec, _launch, _ROWS, 1)
+    return triton.attend(q, kept, spec, blocks, _launch, QUERIES, 1)

@@ -3,6 +3,7 @@
 A weight is one of eight levels an octave: its number counts up through the bits of an FP8 number (e4m3), which are taken as they
 are. So the weights between two powers of two lie on a line, up to 6 % above the exponential; the lowest octave goes down to 0.
 Each block of keys has levels of its own, from its largest weight down, and is scaled where blocks are added up in float32.
+A tile of queries may attend to some blocks of keys alone.
 """
 
 from __future__ import annotations
@@ -10,12 +11,15 @@ from __future__ import annotations
 from typing import Final
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from strobe.attention.types import AttentionOutput, AttentionSpec
 from strobe.eightbit.impl.rounding import places
-from strobe.eightbit.rounded import BLOCK, LOG2E, RoundedKeys, RoundedQueries
+from strobe.eightbit.rounded import BLOCK, LOG2E, RoundedKeys, RoundedQueries, padded
 
+QUERIES: Final = 128
+"""Queries of a tile, which attend to the same blocks of keys."""
 OFFSET: Final = 2.0**21
 """Added to a product of int8 queries and keys of 128 channels, which is then positive, before it is scaled and rounded."""
 FLATTEST: Final = 1e-30
@@ -32,10 +36,27 @@ def weights_of(levels: Tensor) -> Tensor:
     return levels.clamp(min=0).to(torch.uint8).view(torch.float8_e4m3fn)
 
 
-def run(q: RoundedQueries, kept: RoundedKeys, spec: AttentionSpec) -> AttentionOutput:
+def means(values: Tensor, scale: Tensor | None) -> Tensor:
+    """Compute the mean of each run of `BLOCK` rows of int8 `[B, H, S, D]`, the last of which may be shorter: `[B, H, N, D]`.
+
+    Args:
+        scale: of each row, float32 `[B, H, S]`; None: 1.
+    """
+    rows, whole = values.shape[2], padded(values.shape[2])
+    wide = values.float() if scale is None else values.float() * scale[..., None]
+    sums = F.pad(wide, (0, 0, 0, whole - rows)).unflatten(2, (-1, BLOCK)).sum(3)
+    held = (rows - torch.arange(0, whole, BLOCK, device=values.device)).clamp(max=BLOCK)
+    found: Tensor = sums / held[:, None]
+    return found
+
+
+def run(q: RoundedQueries, kept: RoundedKeys, spec: AttentionSpec, blocks: Tensor | None = None) -> AttentionOutput:
     """Attend block by block of keys, sums in float32 (float64 for float64 queries). No keys: output 0, lse -inf.
 
     The output is normed by the sum of the weights, and the lse is of the exponentials that the weights stand for.
+
+    Args:
+        blocks: the blocks of keys of each tile of queries, as of `attend_rounded`; None: all.
     """
     wide = torch.float64 if q.dtype == torch.float64 else torch.float32
     groups = spec.num_heads // spec.num_kv_heads
@@ -51,7 +72,9 @@ def run(q: RoundedQueries, kept: RoundedKeys, spec: AttentionSpec) -> AttentionO
     steep = (8.0 * q.scale[..., None].double()).clamp(-STEEPEST, STEEPEST)
     off = least = steep.new_full((*queries.shape[:3], 1), float("inf"))  # octaves added: to the last block, and the fewest
     total, acc, exponentials = torch.zeros_like(queries[..., :1]), torch.zeros_like(queries), torch.zeros_like(off)
+    seen = None if blocks is None else blocks.repeat_interleave(QUERIES, 2)[:, :, : spec.q_len]  # [B, H, S_q, K]
     for start in range(0, spec.kv_len, BLOCK):
+        before = total, acc, exponentials, off, least
         exact = (queries @ keys[:, :, start : start + BLOCK].transpose(-1, -2) + OFFSET).double() * steep
         now = torch.minimum((HEADROOM - exact.amax(-1, keepdim=True) / 8).round(), least + FARTHEST)
         fade, weights = torch.exp2(now - off), weights_of(exact.round() + 8 * now).to(wide)
@@ -59,6 +82,10 @@ def run(q: RoundedQueries, kept: RoundedKeys, spec: AttentionSpec) -> AttentionO
         total = total * fade.to(wide) + weights.sum(-1, keepdim=True)
         acc = acc * fade.to(wide) + weights @ values[..., start : start + BLOCK].transpose(-1, -2)
         off, least = now, torch.minimum(least, now)
+        if seen is not None:
+            held = (seen == start // BLOCK).any(-1, keepdim=True)
+            after = total, acc, exponentials, off, least
+            total, acc, exponentials, off, least = (torch.where(held, new, old) for new, old in zip(after, before, strict=True))
 
     if spec.kv_len == 0:
         out, lse = acc, -off[..., 0]

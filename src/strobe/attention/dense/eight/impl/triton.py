@@ -17,7 +17,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from strobe.attention.dense.eight.impl.reference import FARTHEST, FLATTEST, HEADROOM, OFFSET, STEEPEST
+from strobe.attention.dense.eight.impl.reference import FARTHEST, FLATTEST, HEADROOM, OFFSET, QUERIES, STEEPEST
 from strobe.attention.types import AttentionOutput, AttentionSpec
 from strobe.eightbit.impl.rounding_triton import in_order
 from strobe.eightbit.rounded import BLOCK, RoundedKeys, RoundedQueries
@@ -80,25 +80,35 @@ def _steepness(scale):
     return tl.where(steep < _FLATTEST, _FLATTEST, steep)
 
 
-@triton.jit(do_not_specialize=["num_q", "num_kv", "heads", "first", "tiles", "parts"])
-def _attend_kernel(
-    q_desc, k_desc, v_desc, scale_ptr, v_scale_ptr, v_mean_ptr, out_ptr, lse_ptr, part_ptr, part_sum_ptr, part_lse_ptr,
-    num_q, num_kv, heads, first, tiles, parts,
-    rows: tl.constexpr, keys: tl.constexpr, dim: tl.constexpr, with_lse: tl.constexpr,
-):  # fmt: skip
-    """Attend with one tile of queries of one head.
+@triton.jit
+def _block(list_ptr, place, listed: tl.constexpr):
+    """Return the block of keys at a place of a list; without lists the blocks stand in order."""
+    return tl.load(list_ptr + place) if listed else place
 
-    The first `first` programs see all keys. Each of the others sees one of `parts` parts and leaves its own result, and the
-    logarithms to base 2 of its sums of weights and of exponentials.
+
+@triton.jit(do_not_specialize=["num_q", "num_kv", "blocks", "heads", "first", "tiles", "parts"])
+def _attend_kernel(
+    q_desc, k_desc, v_desc, scale_ptr, v_scale_ptr, v_mean_ptr, list_ptr,
+    out_ptr, lse_ptr, part_ptr, part_sum_ptr, part_lse_ptr,
+    num_q, num_kv, blocks, heads, first, tiles, parts,
+    rows: tl.constexpr, keys: tl.constexpr, dim: tl.constexpr, queries: tl.constexpr,
+    listed: tl.constexpr, with_lse: tl.constexpr,
+):  # fmt: skip
+    """Attend with one tile of queries of one head to `blocks` blocks of keys: the first ones, or those `listed` for `queries`.
+
+    The first `first` programs see all of them. Each of the others sees one of `parts` parts and leaves its own result, and the
+    logarithms to base 2 of its sums of weights and of exponentials. The block that is not whole is the last.
     """
     program = tl.program_id(0)
     part = tl.where(program < first, 0, (program - first) % parts)
     tile = tl.where(program < first, program, first + (program - first) // parts)
     head, row = tile // tiles, (tile % tiles) * rows
-    blocks = tl.cdiv(num_kv, keys)
     begin = tl.where(program < first, 0, blocks * part // parts)
     end = tl.where(program < first, blocks, blocks * (part + 1) // parts)
-    whole = tl.minimum(end, num_kv // keys)
+    if listed:
+        list_ptr += (head * tl.cdiv(num_q, queries) + row // queries) * blocks
+    last = _block(list_ptr, blocks - 1, listed)
+    whole = tl.minimum(end, tl.where((last + 1) * keys > num_kv, blocks - 1, blocks))
 
     at = row + tl.arange(0, rows)
     q = q_desc.load([head, row, 0]).reshape(rows, dim)
@@ -106,15 +116,16 @@ def _attend_kernel(
     acc = tl.zeros((rows, dim), dtype=tl.float32)
     off, least = tl.full((rows,), -_NEVER, dtype=tl.float32), tl.full((rows,), -_NEVER, dtype=tl.float32)
     total, exponentials = tl.zeros((rows, 16), dtype=tl.float32), tl.zeros((rows,), dtype=tl.float32)
-    for block in range(begin, whole):
-        k = k_desc.load([head, block * keys, 0]).reshape(keys, dim)
-        v = v_desc.load([head, 0, block * keys]).reshape(dim, keys)
+    for number in range(begin, whole):
+        key = _block(list_ptr, number, listed) * keys
+        k = k_desc.load([head, key, 0]).reshape(keys, dim)
+        v = v_desc.load([head, 0, key]).reshape(dim, keys)
         state = (acc, off, least, total, exponentials)
         acc, off, least, total, exponentials = _step(state, q, steep, k, v, 0, False, rows, keys, with_lse)
     if whole < end:
-        k = k_desc.load([head, whole * keys, 0]).reshape(keys, dim)
-        v = v_desc.load([head, 0, whole * keys]).reshape(dim, keys)
-        state, left = (acc, off, least, total, exponentials), num_kv - whole * keys
+        k = k_desc.load([head, last * keys, 0]).reshape(keys, dim)
+        v = v_desc.load([head, 0, last * keys]).reshape(dim, keys)
+        state, left = (acc, off, least, total, exponentials), num_kv - last * keys
         acc, off, least, total, exponentials = _step(state, q, steep, k, v, left, True, rows, keys, with_lse)
 
     channel = tl.arange(0, dim)
@@ -167,6 +178,29 @@ def _merge_kernel(
         tl.store(lse_ptr + head * num_q + at, (most + tl.log2(exponentials)) * 0.6931471805599453, mask=there)
 
 
+@triton.jit(do_not_specialize=["rows", "head_stride"])
+def _means_kernel(values_ptr, scale_ptr, out_ptr, rows, heads, batch_stride, head_stride, block: tl.constexpr, dim: tl.constexpr):
+    """Compute the mean of one run of rows of one head."""
+    run, line = tl.program_id(0), tl.program_id(1)
+    at, channel = run * block + tl.arange(0, block), tl.arange(0, dim)
+    there = at < rows
+    place = (line // heads).to(tl.int64) * batch_stride + (line % heads) * head_stride + at[:, None] * dim + channel[None, :]
+    values = tl.load(values_ptr + place, mask=there[:, None], other=0).to(tl.float32)
+    if scale_ptr is not None:
+        values *= tl.load(scale_ptr + line * rows + at, mask=there, other=0.0)[:, None]
+    sums = tl.sum(values, 0) / tl.minimum(rows - run * block, block)
+    tl.store(out_ptr + (line * tl.num_programs(0) + run) * dim + channel, sums)
+
+
+def means(values: Tensor, scale: Tensor | None) -> Tensor:
+    """Compute as `reference.means`, each row read once."""
+    batch, heads, rows, dim = values.shape
+    out = torch.empty((batch, heads, triton.cdiv(rows, BLOCK), dim), dtype=torch.float32, device=values.device)
+    grid = (out.shape[2], batch * heads)
+    _means_kernel[grid](values, scale, out, rows, heads, *values.stride()[:2], block=BLOCK, dim=dim, num_warps=4)
+    return out
+
+
 @lru_cache(maxsize=256)
 def split(programs: int, slots: int, blocks: int) -> tuple[int, int]:
     """Split the last wave of programs, of which `slots` run at a time, so that it ends soonest, on paper.
@@ -189,28 +223,29 @@ def slots(device: torch.device, resident: int) -> int:
     return resident * (torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1)
 
 
-def _launch(q: Tensor, k: Tensor, v: Tensor, programs: int, *rest: Any, with_lse: bool) -> None:
+def _launch(q: Tensor, k: Tensor, v: Tensor, programs: int, *rest: Any, **how: bool) -> None:
     dim = q.shape[2]
     descriptors = (
         TensorDescriptor.from_tensor(q, [1, _ROWS, dim]),
         TensorDescriptor.from_tensor(k, [1, BLOCK, dim]),
         TensorDescriptor.from_tensor(v, [1, dim, BLOCK]),
     )
-    shape = {"rows": _ROWS, "keys": BLOCK, "dim": dim, "num_warps": 4, "num_stages": 2}
-    _attend_kernel[(programs,)](*descriptors, *rest, **shape, with_lse=with_lse)
+    shape = {"rows": _ROWS, "keys": BLOCK, "dim": dim, "queries": QUERIES, "num_warps": 4, "num_stages": 2}
+    _attend_kernel[(programs,)](*descriptors, *rest, **shape, **how)
 
 
-def run(q: RoundedQueries, kept: RoundedKeys, spec: AttentionSpec) -> AttentionOutput:
+def run(q: RoundedQueries, kept: RoundedKeys, spec: AttentionSpec, blocks: Tensor | None = None) -> AttentionOutput:
     """Attend by the kernels above."""
-    return attend(q, kept, spec, _launch, _ROWS, _RESIDENT)
+    return attend(q, kept, spec, blocks, _launch, _ROWS, _RESIDENT)
 
 
 def attend(
-    q: RoundedQueries, kept: RoundedKeys, spec: AttentionSpec, launch: Launch, rows: int, resident: int
+    q: RoundedQueries, kept: RoundedKeys, spec: AttentionSpec, lists: Tensor | None, launch: Launch, rows: int, resident: int
 ) -> AttentionOutput:
     """Attend, and merge what was attended in parts.
 
     Args:
+        lists: the blocks of keys of each tile of `QUERIES` queries, as of `attend_rounded`; None: all.
         launch: of a kernel that attends as `_attend_kernel` does, given queries, keys and values of one sample.
         rows: queries of its programs.
         resident: its programs on a multiprocessor.
@@ -219,16 +254,19 @@ def attend(
     out = torch.empty((spec.batch, num, heads, dim), dtype=q.dtype, device=device)
     lse = torch.empty((spec.batch, heads, num), dtype=torch.float32, device=device)
     tiles = triton.cdiv(num, rows)
-    first, parts = split(tiles * heads, slots(device, resident), triton.cdiv(spec.kv_len, BLOCK))
+    blocks = triton.cdiv(spec.kv_len, BLOCK) if lists is None else lists.shape[3]
+    first, parts = split(tiles * heads, slots(device, resident), blocks)
     later = tiles * heads - first
     part = torch.empty((max(1, later * parts) * rows, dim), dtype=q.dtype, device=device)
     part_sum, part_lse = (torch.empty(part.shape[0], dtype=torch.float32, device=device) for _ in range(2))
     for each in range(spec.batch):
-        constants = (q.scale[each], kept.value_scale[each], kept.value_mean[each])
-        numbers = (num, spec.kv_len, heads, first, tiles, parts)
+        listed = lse if lists is None else lists[each]  # without lists none is read
+        constants = (q.scale[each], kept.value_scale[each], kept.value_mean[each], listed)
+        numbers = (num, spec.kv_len, blocks, heads, first, tiles, parts)
         places = (out[each], lse[each], part, part_sum, part_lse)
         operands = (q.values[each], kept.keys[each], kept.values[each])
-        launch(*operands, first + later * parts, *constants, *places, *numbers, with_lse=spec.return_lse)
+        how = {"listed": lists is not None, "with_lse": spec.return_lse}
+        launch(*operands, first + later * parts, *constants, *places, *numbers, **how)
         if later:
             _merge_kernel[(later * (rows // _MERGED),)](
                 part, part_sum, part_lse, out[each], lse[each], num, heads, first, tiles, parts,
