@@ -25,7 +25,7 @@ from strobe.attention.tree.impl import triton as messages
 from strobe.attention.types import check
 from strobe.core.device import Card
 from strobe.eightbit.impl import triton as eightbit
-from strobe.eightbit.rounded import Arriving, unfilled
+from strobe.eightbit.rounded import Arriving, BlockBudget, unfilled
 from strobe.eightbit.rounding import round_queries
 from strobe.eightbit.rows import FP8_CAPABILITY
 from strobe.eightbit.types import Quantized
@@ -124,8 +124,7 @@ def in_eight_bits(card: Card, dtype: str) -> None:
         rounded = round_queries(q, kept, spec.softmax_scale, new=new, with_taken=with_lse, impl="triton")
         for each, blocks in product(EIGHTBIT[:2], (None, torch.zeros(1, 2, 3, 2, dtype=torch.int32))):
             each.run(rounded, kept, spec, blocks)
-    eight.means(rounded.values, rounded.scale)
-    eight.means(kept.keys, None)
+    eight.best_blocks(rounded, kept, BlockBudget(number=2, always=torch.zeros(5, dtype=torch.bool)))
 
 
 def main(name: str, *kernels: str) -> None:

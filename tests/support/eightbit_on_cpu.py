@@ -18,9 +18,9 @@ from triton.runtime import interpreter
 
 from real_like import Shape, error, real_like
 from strobe.attention.dense import dense_attention
+from strobe.attention.dense.eight import best_blocks
 from strobe.attention.dense.eight.impl import reference
 from strobe.attention.dense.eight.impl import triton as kernels
-from strobe.attention.sparse.eight import best_blocks
 from strobe.attention.types import AttentionOutput, check
 from strobe.core.tolerances import tolerance
 from strobe.eightbit.impl import rounding, rounding_triton
@@ -124,7 +124,7 @@ def first_rows() -> None:
 
 
 def blocks_of_keys() -> None:
-    """Tiles attend to blocks of their own, in parts too; means of blocks, and the blocks of best score, are the reference's."""
+    """Tiles attend to blocks of their own, in parts too; the blocks of best score are the reference's."""
     q, k, v = (x.half() for x in real_like(Shape(frames=5, own=2, height=7, width=19, heads=2)))
     kept, _ = rounded(k, v)
     kept = replace(kept, keys=kept.keys[:, :, :600])  # the last of five blocks has 88 keys
@@ -143,18 +143,12 @@ def blocks_of_keys() -> None:
             assert (found.lse - expected.lse).square().mean().sqrt() < tolerance("lse of an eight-bit kernel", HALF)
     kernels.split = split  # type: ignore[assignment]
 
-    of_queries, of_keys = reference.means(small.values, small.scale), reference.means(kept.keys, None)
-    for mean, right in (
-        (kernels.means(small.values, small.scale), of_queries),
-        (kernels.means(kept.keys, None), of_keys),
-    ):
-        assert error(mean, right) < tolerance("call", torch.float32)
-    always = torch.zeros(3, 5, dtype=torch.bool)
-    always[:, 1] = True
-    sizes = torch.full((5,), 128, dtype=torch.int32)
-    budget = BlockBudget(number=3, always=always, counts=torch.full((1, 2, 3), 3, dtype=torch.int32), sizes=sizes)
-    scores = (of_queries @ of_keys.transpose(-1, -2)).masked_fill(always, torch.inf)
-    assert torch.equal(best_blocks(small, kept, budget), scores.topk(3).indices.sort().values.int())
+    for number, held in ((3, ()), (3, (1,)), (2, (0, 4)), (5, (2,)), (1, ())):
+        always = torch.isin(torch.arange(5), torch.tensor(held, dtype=torch.int64))
+        budget = BlockBudget(number=number, always=always)
+        assert torch.equal(best_blocks(small, kept, budget, impl="triton"), best_blocks(small, kept, budget)), (number, held)
+    alike = small._replace(values=torch.zeros_like(small.values))  # all scores tie
+    assert (best_blocks(alike, kept, BlockBudget(number=2, always=always), impl="triton") == torch.arange(2)).all()
 
 
 def attended(q: Tensor, k: Tensor, v: Tensor, *edges: int, scale: float | None = None) -> AttentionOutput:

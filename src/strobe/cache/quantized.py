@@ -222,7 +222,7 @@ class EightBitRing(SlotRing[EightBitStep]):
 
     def _allocate(self, device: torch.device, dtype: torch.dtype, sparsity: float = 0.0) -> None:
         shape, policy, self.sparsity = self.shape, self.policy, sparsity
-        self._budgets: dict[tuple[int, int, int], BlockBudget] = {}
+        self._budgets: dict[tuple[int, int], BlockBudget] = {}
         rows, heads = policy.window * shape.tokens_per_frame, (shape.num_layers, shape.batch, shape.num_heads)
         channels = (*heads, shape.head_dim)
         self._kept = RoundedKeys(
@@ -279,25 +279,20 @@ class EightBitRing(SlotRing[EightBitStep]):
 
     def _budget(self, first: int, end: int) -> BlockBudget | None:
         """Fill in the blocks that a pass over frames always takes; None: there are no others, or all are taken."""
-        shape, policy, device = self.shape, self.policy, self.sink_keys.device
-        tokens, filled, past = shape.tokens_per_frame, policy.filled(end), policy.history(first, end)
+        policy, tokens = self.policy, self.shape.tokens_per_frame
+        filled, past = policy.filled(end), policy.history(first, end)
         number, blocks = block_number(tokens, filled, len(past), self.sparsity), -(-filled * tokens // BLOCK)
         if not past or number >= blocks:
             return None
-        key, tiles = (end - first, filled, number), -(-(end - first) * tokens // BLOCK)
-        budget = self._budgets.get(key)
+        budget = self._budgets.get((number, blocks))
         if budget is None:
             with torch.inference_mode(False):  # later passes fill it again, in whatever mode
-                budget = self._budgets[key] = BlockBudget(
-                    number=number,
-                    always=torch.ones(tiles, blocks, dtype=torch.bool, device=device),
-                    counts=torch.full((shape.batch, shape.num_heads, tiles), number, dtype=torch.int32, device=device),
-                    sizes=torch.full((blocks,), BLOCK, dtype=torch.int32, device=device),
-                )
+                always = torch.ones(blocks, dtype=torch.bool, device=self.sink_keys.device)
+            budget = self._budgets[number, blocks] = BlockBudget(number=number, always=always)
         budget.always.fill_(True)
         for begin, stop in _runs(sorted(map(policy.slot, past))):
             last = blocks if stop == filled else stop * tokens // BLOCK
-            budget.always[:, -(-begin * tokens // BLOCK) : last] = False
+            budget.always[-(-begin * tokens // BLOCK) : last] = False
         return budget
 
     def _turn_sink(self, before: int, after: int) -> None:

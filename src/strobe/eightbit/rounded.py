@@ -68,19 +68,15 @@ class RoundedQueries(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class BlockBudget:
-    """How many blocks of `BLOCK` keys each tile of 128 queries attends to, and which it always takes; addresses stay.
+    """How many blocks of `BLOCK` keys each tile of 128 queries attends to, and which all of them take.
 
     Args:
-        number: blocks of each tile.
-        always: those that are always taken, at most `number`, boolean `[N_q, N_kv]`.
-        counts: `number` for each tile, int32 `[B, H, N_q]`.
-        sizes: `BLOCK` for each block of keys, int32 `[N_kv]`.
+        number: blocks of each tile, at least 1.
+        always: those that are always taken, at most `number`, boolean `[N_kv]`.
     """
 
     number: int
     always: Tensor
-    counts: Tensor
-    sizes: Tensor
 
 
 class Arriving(NamedTuple):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise, product
 from typing import Final
@@ -12,13 +12,20 @@ import torch
 from torch import Tensor
 
 from strobe.attention.dense.api import dense_attention
-from strobe.attention.dense.eight.api import attend_rounded, eightbit_attention, explain_eightbit, round_keys, store_rounded
+from strobe.attention.dense.eight.api import (
+    attend_rounded,
+    best_blocks,
+    eightbit_attention,
+    explain_eightbit,
+    round_keys,
+    store_rounded,
+)
 from strobe.attention.dense.eight.impl import reference
 from strobe.attention.dense.eight.impl.reference import QUERIES
 from strobe.attention.gates.case import CaseRefusedError, GateCase, hold, same_bits
 from strobe.core.errors import ImplUnavailableError
 from strobe.core.tolerances import Measure, tolerance
-from strobe.eightbit.rounded import BLOCK, RoundedKeys, RoundedQueries
+from strobe.eightbit.rounded import BLOCK, BlockBudget, RoundedKeys, RoundedQueries
 from strobe.eightbit.rounding import RoundingImpl, round_queries
 
 IMPLS: Final = ("gluon", "triton")
@@ -60,7 +67,9 @@ def cases(impl: str, device: torch.device) -> Iterator[GateCase]:
             name=f"{number} blocks of keys for each tile, {lengths[0]}x{lengths[1]}",
             check=partial(_blocks, impl, device, _EightBitSizes(lengths=lengths, batch=2), number),
         )
-    yield GateCase(name="means of blocks", check=partial(_means, impl, device))
+    for lengths, number in (((300, 1000), 3), ((129, 5000), 17)):
+        name = f"the {number} best blocks of keys, {lengths[0]}x{lengths[1]}"
+        yield GateCase(name=name, check=partial(_best, impl, device, _EightBitSizes(lengths=lengths, batch=2), number))
     for some in (None, 9):
         name = "a last wave in parts of the keys" + ("" if some is None else f", {some} blocks for each tile")
         yield GateCase(name=name, check=partial(_parts, impl, device, some), needs_gpu=True)
@@ -141,15 +150,19 @@ def _blocks(impl: str, device: torch.device, sizes: _EightBitSizes, number: int)
     hold(error <= tolerance("lse of an eight-bit kernel", sizes.dtype), f"lse: error {error:.2g}")
 
 
-def _means(impl: str, device: torch.device) -> None:
-    """Check means of rows that are the first of more, of which the last block is not whole."""
-    from strobe.attention.dense.eight.impl import triton
-
-    q, k, v = _drawn(impl, device, _EightBitSizes(lengths=(300, 1000), batch=2))
+def _best(impl: str, device: torch.device, sizes: _EightBitSizes, number: int) -> None:
+    """Check the blocks that are chosen among the first rows of more: some always, the others by scores that only just may tie."""
+    q, k, v = _drawn(impl, device, sizes)
     small, kept = _rounded(q, k, v, impl)
-    for values, scale in ((small.values, small.scale), (kept.keys[:, :, :700], None)):
-        error = _error(triton.means(values, scale), reference.means(values, scale))
-        hold(error <= tolerance("call", torch.float32), f"error {error:.2g}")
+    kept = replace(kept, keys=kept.keys[:, :, : kept.keys.shape[2] - 70])
+    scores = reference.scores(small, kept)
+    always = torch.arange(scores.shape[3], device=device) % 5 == 1
+    found = best_blocks(small, kept, BlockBudget(number=number, always=always), impl="triton")
+    hold(found.shape == (*scores.shape[:3], number) and bool((found.diff() > 0).all()), "they are not ascending")
+    taken = torch.zeros_like(scores, dtype=torch.bool).scatter_(3, found.long(), True)
+    hold(bool((taken | ~always).all()), "one that is always taken is left out")
+    least, most = scores.masked_fill(always | ~taken, torch.inf).amin(3), scores.masked_fill(taken, -torch.inf).amax(3)
+    hold(bool((least >= most - tolerance("call", torch.float32) * scores.abs().amax(3)).all()), "a better one is left out")
 
 
 def _parts(impl: str, device: torch.device, number: int | None) -> None:

@@ -14,8 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from strobe.attention.dense import dense_attention
-from strobe.attention.dense.eight import attend_rounded
-from strobe.attention.sparse.eight import best_blocks
+from strobe.attention.dense.eight import attend_rounded, best_blocks
 from strobe.attention.sparse.history import History, history_attention
 from strobe.attention.sparse.layout import tile_layout
 from strobe.attention.state import merge

@@ -15,7 +15,7 @@ from strobe.attention.dense.eight.impl.reference import QUERIES
 from strobe.attention.impls import MISSING, Choice, Impl, hash_of, no_card_for, select, short
 from strobe.attention.types import AttentionOutput, AttentionSpec, TensorMeta, check, expect
 from strobe.core.errors import ConfigError, ImplUnavailableError, ShapeError
-from strobe.eightbit.rounded import BLOCK, Arriving, RoundedKeys, RoundedQueries, unfilled
+from strobe.eightbit.rounded import BLOCK, Arriving, BlockBudget, RoundedKeys, RoundedQueries, unfilled
 from strobe.eightbit.rounding import RoundingImpl, round_queries, store
 
 
@@ -206,6 +206,26 @@ def _check_blocks(blocks: Tensor, spec: AttentionSpec) -> None:
             f"blocks: got {short(blocks.dtype)} {list(blocks.shape)} on {blocks.device}, expected int32 {[*wanted, 'K']} on "
             f"{spec.device}, K from 1 to {most}"
         )
+
+
+def best_blocks(q: RoundedQueries, kept: RoundedKeys, budget: BlockBudget, *, impl: RoundingImpl = "auto") -> Tensor:
+    """Select for each tile of 128 queries the blocks of 128 keys of largest score: int32 `[B, H, N_q, number]`, ascending.
+
+    The score is the product of the mean query of the tile and the mean key of the block, as they are rounded: the vector per head
+    that all keys lost adds the same to every score of a row. Ties go to the lowest number.
+
+    Args:
+        q: rounded for `kept`, with as many heads.
+        budget: of so many keys.
+        impl: "triton" runs on a GPU; "auto" takes it there.
+
+    Source: the selection of Video Sparse Attention, arXiv 2505.13389.
+    """
+    fused = impl == "triton" or (impl == "auto" and kept.keys.is_cuda)
+    home = import_module("strobe.attention.dense.eight.impl.triton") if fused else reference
+    with ambient(kept.keys):
+        found: Tensor = home.best_blocks(q, kept, budget)
+    return found
 
 
 def explain_eightbit(

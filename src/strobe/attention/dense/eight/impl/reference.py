@@ -16,7 +16,7 @@ from torch import Tensor
 
 from strobe.attention.types import AttentionOutput, AttentionSpec
 from strobe.eightbit.impl.rounding import places
-from strobe.eightbit.rounded import BLOCK, LOG2E, RoundedKeys, RoundedQueries, padded
+from strobe.eightbit.rounded import BLOCK, LOG2E, BlockBudget, RoundedKeys, RoundedQueries, padded
 
 QUERIES: Final = 128
 """Queries of a tile, which attend to the same blocks of keys."""
@@ -36,18 +36,23 @@ def weights_of(levels: Tensor) -> Tensor:
     return levels.clamp(min=0).to(torch.uint8).view(torch.float8_e4m3fn)
 
 
-def means(values: Tensor, scale: Tensor | None) -> Tensor:
-    """Compute the mean of each run of `BLOCK` rows of int8 `[B, H, S, D]`, the last of which may be shorter: `[B, H, N, D]`.
+def scores(q: RoundedQueries, kept: RoundedKeys) -> Tensor:
+    """Score each tile of queries against each block of keys by the product of their means: float32 `[B, H, N_q, N_kv]`."""
 
-    Args:
-        scale: of each row, float32 `[B, H, S]`; None: 1.
-    """
-    rows, whole = values.shape[2], padded(values.shape[2])
-    wide = values.float() if scale is None else values.float() * scale[..., None]
-    sums = F.pad(wide, (0, 0, 0, whole - rows)).unflatten(2, (-1, BLOCK)).sum(3)
-    held = (rows - torch.arange(0, whole, BLOCK, device=values.device)).clamp(max=BLOCK)
-    found: Tensor = sums / held[:, None]
-    return found
+    def means(rows: Tensor) -> Tensor:
+        count, whole = rows.shape[2], padded(rows.shape[2])
+        held = (count - torch.arange(0, whole, BLOCK, device=rows.device)).clamp(max=BLOCK)
+        found: Tensor = F.pad(rows, (0, 0, 0, whole - count)).unflatten(2, (-1, BLOCK)).sum(3) / held[:, None]
+        return found
+
+    return means(q.values.float() * q.scale[..., None]) @ means(kept.keys.float()).transpose(-1, -2)
+
+
+def best_blocks(q: RoundedQueries, kept: RoundedKeys, budget: BlockBudget) -> Tensor:
+    """Select for each tile of queries the blocks of keys of largest score, as of `api.best_blocks`."""
+    ranked = scores(q, kept).masked_fill(budget.always, torch.inf)
+    best = ranked.sort(dim=-1, descending=True, stable=True).indices[..., : budget.number]
+    return best.sort(dim=-1).values.int()
 
 
 def run(q: RoundedQueries, kept: RoundedKeys, spec: AttentionSpec, blocks: Tensor | None = None) -> AttentionOutput:

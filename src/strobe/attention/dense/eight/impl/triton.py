@@ -20,7 +20,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from strobe.attention.dense.eight.impl.reference import FARTHEST, FLATTEST, HEADROOM, OFFSET, QUERIES, STEEPEST
 from strobe.attention.types import AttentionOutput, AttentionSpec
 from strobe.eightbit.impl.rounding_triton import in_order
-from strobe.eightbit.rounded import BLOCK, RoundedKeys, RoundedQueries
+from strobe.eightbit.rounded import BLOCK, BlockBudget, RoundedKeys, RoundedQueries
 
 _OFFSET = tl.constexpr(OFFSET)
 _STEEPEST = tl.constexpr(STEEPEST)
@@ -179,25 +179,63 @@ def _merge_kernel(
 
 
 @triton.jit(do_not_specialize=["rows", "head_stride"])
-def _means_kernel(values_ptr, scale_ptr, out_ptr, rows, heads, batch_stride, head_stride, block: tl.constexpr, dim: tl.constexpr):
-    """Compute the mean of one run of rows of one head."""
+def _means_kernel(
+    keys_ptr, always_ptr, out_ptr, rows, heads, batch_stride, head_stride, block: tl.constexpr, dim: tl.constexpr
+):  # fmt: skip
+    """Compute the mean of one block of keys of one head, unless it is always taken."""
     run, line = tl.program_id(0), tl.program_id(1)
-    at, channel = run * block + tl.arange(0, block), tl.arange(0, dim)
-    there = at < rows
-    place = (line // heads).to(tl.int64) * batch_stride + (line % heads) * head_stride + at[:, None] * dim + channel[None, :]
-    values = tl.load(values_ptr + place, mask=there[:, None], other=0).to(tl.float32)
-    if scale_ptr is not None:
-        values *= tl.load(scale_ptr + line * rows + at, mask=there, other=0.0)[:, None]
-    sums = tl.sum(values, 0) / tl.minimum(rows - run * block, block)
-    tl.store(out_ptr + (line * tl.num_programs(0) + run) * dim + channel, sums)
+    if tl.load(always_ptr + run) == 0:
+        at, channel = run * block + tl.arange(0, block), tl.arange(0, dim)
+        place = (line // heads).to(tl.int64) * batch_stride + (line % heads) * head_stride + at[:, None] * dim + channel[None, :]
+        keys = tl.load(keys_ptr + place, mask=(at < rows)[:, None], other=0).to(tl.float32)
+        sums = tl.sum(keys, 0) / tl.minimum(rows - run * block, block)
+        tl.store(out_ptr + (line * tl.num_programs(0) + run) * dim + channel, sums)
 
 
-def means(values: Tensor, scale: Tensor | None) -> Tensor:
-    """Compute as `reference.means`, each row read once."""
-    batch, heads, rows, dim = values.shape
-    out = torch.empty((batch, heads, triton.cdiv(rows, BLOCK), dim), dtype=torch.float32, device=values.device)
-    grid = (out.shape[2], batch * heads)
-    _means_kernel[grid](values, scale, out, rows, heads, *values.stride()[:2], block=BLOCK, dim=dim, num_warps=4)
+@triton.jit(do_not_specialize=["num_q", "num_kv", "number"])
+def _choose_kernel(
+    q_ptr, scale_ptr, means_ptr, always_ptr, out_ptr, num_q, num_kv, number,
+    rows: tl.constexpr, columns: tl.constexpr, some: tl.constexpr, dim: tl.constexpr,
+):  # fmt: skip
+    """Choose the blocks of one tile of queries of one head: `number` of largest score, ties to the lowest."""
+    tile, line = tl.program_id(0), tl.program_id(1)
+    at, column, channel = tile * rows + tl.arange(0, rows), tl.arange(0, columns), tl.arange(0, some)
+    there, known = at < num_q, column < num_kv
+    always = tl.load(always_ptr + column, mask=known, other=0) != 0
+    scale = tl.load(scale_ptr + line * num_q + at, mask=there, other=0.0)
+    scores = tl.zeros((columns,), dtype=tl.float32)
+    for begin in range(0, dim, some):
+        place = (line * num_q + at)[:, None].to(tl.int64) * dim + begin + channel[None, :]
+        query = tl.sum(tl.load(q_ptr + place, mask=there[:, None], other=0).to(tl.float32) * scale[:, None], 0)
+        place = (line * num_kv + column)[:, None] * dim + begin + channel[None, :]
+        scores += tl.sum(tl.load(means_ptr + place, mask=(known & (always == 0))[:, None], other=0.0) * query[None, :], 1)
+    bits = scores.to(tl.int32, bitcast=True)
+    ranks = tl.where(bits < 0, ~bits, bits ^ -2147483648).to(tl.uint32, bitcast=True)  # in the order of the scores
+    ranks = tl.where(known, tl.where(always, 0xFFFFFFFF, ranks), 0).to(tl.uint32)
+    least, bit = tl.zeros((), dtype=tl.uint32), tl.full((), 0x80000000, tl.uint32)
+    for _ in range(32):  # to the largest number that so many ranks reach
+        least = tl.where(tl.sum((ranks >= (least | bit)).to(tl.int32), 0) >= number, least | bit, least)
+        bit = bit >> 1
+    above, equal = ranks > least, (ranks == least) & known
+    left = number - tl.sum(above.to(tl.int32), 0)
+    chosen = above | (equal & (tl.cumsum(equal.to(tl.int32), 0) <= left))
+    place = (line * tl.num_programs(0) + tile) * number + tl.cumsum(chosen.to(tl.int32), 0) - 1
+    tl.store(out_ptr + place, column, mask=chosen)
+
+
+def best_blocks(q: RoundedQueries, kept: RoundedKeys, budget: BlockBudget) -> Tensor:
+    """Select as `reference.best_blocks`; of keys that are always taken none is read."""
+    (batch, heads, num_q, dim), keys, blocks = q.values.shape, kept.keys, budget.always.shape[0]
+    tiles, columns = triton.cdiv(num_q, QUERIES), triton.next_power_of_2(blocks)
+    means = torch.empty((batch, heads, blocks, dim), dtype=torch.float32, device=keys.device)
+    out = torch.empty((batch, heads, tiles, budget.number), dtype=torch.int32, device=keys.device)
+    _means_kernel[blocks, batch * heads](
+        keys, budget.always, means, keys.shape[2], heads, *keys.stride()[:2], block=BLOCK, dim=dim, num_warps=4
+    )
+    shape = {"rows": QUERIES, "columns": columns, "some": 32, "dim": dim, "num_warps": max(4, min(8, columns // 64))}
+    _choose_kernel[tiles, batch * heads](
+        q.values, q.scale, means, budget.always, out, num_q, blocks, budget.number, **shape
+    )  # fmt: skip
     return out
 
 
