@@ -18,11 +18,11 @@ from strobe.attention.dense import dense_attention
 from strobe.attention.dense.eight import attend_rounded
 from strobe.cache.kv import RingCache
 from strobe.cache.policy import RingPolicy
-from strobe.cache.quantized import ROOM, EightBitRing, QuantizedRing, eightbit_ring_bytes, ring_bytes
+from strobe.cache.quantized import ROOM, EightBitRing, QuantizedRing, block_number, eightbit_ring_bytes, ring_bytes
 from strobe.core.errors import ConfigError, ShapeError
 from strobe.core.tolerances import tolerance
 from strobe.eightbit.impl.rounding import places
-from strobe.eightbit.rounded import Arriving, RoundedKeys, constants, measured, padded
+from strobe.eightbit.rounded import BLOCK, Arriving, RoundedKeys, constants, measured, padded
 from strobe.eightbit.rounding import store
 from strobe.eightbit.rows import EightBit, quantize_rows
 
@@ -43,6 +43,31 @@ plain, build_eightbit = partial(made, RingCache), partial(made, EightBitRing)
 def build(to: EightBit, window: int, sink: int, **options: Any) -> QuantizedRing:
     eight: QuantizedRing = made(QuantizedRing, window, sink, to=to, **options)
     return eight
+
+
+@pytest.mark.parametrize(
+    ("window", "sink", "tokens", "frame_block"), [(12, 3, 200, 3), (9, 2, 430, 3), (8, 0, 333, 3), (12, 1, 257, 2)]
+)
+def test_a_sparse_pass_always_takes_the_sink_and_its_own_frames(window: int, sink: int, tokens: int, frame_block: int) -> None:
+    """Wherever frames lie, as many blocks are taken, all of the others are past alone, and none of these is always taken."""
+    policy, numbers = RingPolicy(window=window, sink=sink), set()
+    shape = replace(SHAPE, tokens_per_frame=tokens, num_layers=1, batch=1)
+    ring = EightBitRing(shape, policy, device=CPU, dtype=torch.float32, sparsity=0.75)
+    for first in range(0, 10 * frame_block, frame_block):
+        end = first + frame_block
+        budget = ring.at(first, frame_block).budget
+        frames = {policy.slot(frame): frame for frame in policy.frames(end)}
+        past = policy.history(first, end)
+        of = [frames[row // tokens] in past for row in range(len(frames) * tokens)]
+        alone = [all(of[start : start + BLOCK]) for start in range(0, len(of), BLOCK)]
+        if budget is None:
+            assert not past or block_number(tokens, len(frames), len(past), 0.75) >= len(alone)
+            continue
+        assert budget.always.tolist() == [not each for each in alone]
+        assert int(budget.always.sum()) < budget.number < len(alone)
+        if end >= window + frame_block:
+            numbers.add((budget.number, budget.always.data_ptr()))
+    assert len(numbers) == 1
 
 
 def half_step(exact: Tensor, to: EightBit) -> Tensor:

@@ -171,6 +171,10 @@ def frames_of(first_block: int) -> list[tuple[int, int]]:
 
 
 def test_a_frame_that_fills_no_tile_is_refused(make: Make) -> None:
+    with pytest.raises(
+        ConfigError, match=r"leaves out whole blocks of 128 keys, and none of a window of 12 latent frames of 4 tokens"
+    ):
+        make(preset=EngineConfig(sparsity=0.5, attention_format="int8"))
     with pytest.raises(ConfigError, match=r"2x2 tokens and fills less than half of a tile of 64; set sparsity to 0"):
         make(preset="sparse")
 
@@ -181,4 +185,6 @@ def test_keys_attended_of_the_full_size(wide: Model) -> None:
     config = resolve(EngineConfig(sparsity=0.8), wide.defaults, CPU)
     assert frame_tiles(grid).num_tiles == 26 and attended_keys(grid, config) == 6 * 1560 + 32 * 60
     assert attended_keys(grid, resolve(EngineConfig(), wide.defaults, CPU)) == 12 * 1560
+    eight = resolve(EngineConfig(sparsity=0.8, attention_format="int8"), wide.defaults, CPU)
+    assert attended_keys(grid, eight) == (74 + 2 + 15) * 128  # blocks: 6 frames always, and of 73.1 a fifth
     assert attended_keys(grid, resolve(EngineConfig(sparsity=0.8, window=6), wide.defaults, CPU)) == 6 * 1560

@@ -50,6 +50,7 @@ CONFIGS = {
     "attention": EngineConfig(window=8, sink=2, attention_format="int8"),
     "renewed attention": EngineConfig(window=6, sink=2, first_block=1, keep_sink=False, attention_format="int8"),
     "sparse": EngineConfig(window=8, sink=2, sparsity=0.5),
+    "sparse attention": EngineConfig(window=8, sink=2, sparsity=0.8, attention_format="int8"),
 }
 
 
@@ -68,15 +69,15 @@ def play(session: Session, num_blocks: int = BLOCKS, switches: Sequence[Switch] 
 @pytest.mark.parametrize("name", [*CONFIGS, "fused", "fused int8", "fused attention"])
 def test_a_recorded_stream_is_the_eager_one(make: Make, tiny: Model, name: str) -> None:
     """While the window fills and after, over every kind of switch, with the sink turned, kept and renewed."""
-    if name == "sparse":
-        tiny = replace(tiny, defaults=replace(tiny.defaults, frame_size=(96, 128)))  # 6 x 8 tokens in tiles with padding
+    if name.startswith("sparse"):  # 6 x 8 tokens in tiles with padding; 12 x 16 in blocks of 128
+        tiny = replace(tiny, defaults=replace(tiny.defaults, frame_size=(96, 128) if name == "sparse" else (192, 256)))
     samples = (0, 4) if name == "balanced" else (0,)
     config = CONFIGS[{"fused": "uneven", "fused int8": "int8", "fused attention": "attention"}.get(name, name)]
     eager, session = (make(preset=config, samples=samples, model=tiny) for _ in range(2))
     for each in (eager, session):
         if name.startswith("fused"):
             each._stream._dit.dit.use_kernels("reference")
-    script = (9, SWITCHES[1:3]) if name == "sparse" else (BLOCKS, SWITCHES)
+    script = (9, SWITCHES[1:3]) if name.startswith("sparse") else (BLOCKS, SWITCHES)
     assert torch.equal(play(recorded(session), *script), play(eager, *script))
 
 

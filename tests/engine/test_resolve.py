@@ -183,7 +183,6 @@ def test_diff_has_a_row_for_every_setting() -> None:
         ({"kv_format": "int8", "sparsity": 0.5}, "does not go with sparsity 0.5"),
         ({"attention_format": "fp8"}, "unknown attention_format 'fp8'"),
         ({"attention_format": "int8", "kv_format": "int8"}, "'int8' does not go with kv_format 'int8'"),
-        ({"attention_format": "int8", "sparsity": 0.5}, "'int8' does not go with sparsity 0.5: use attention_format 'native'"),
         ({"attention_format": "int8", "knobs": replace_knobs(Knobs(), ring_cache=False)}, "does not go with knob ring_cache off"),
         ({"kv_format": "fp8", "knobs": replace_knobs(Knobs(), ring_cache=False)}, "does not go with knob ring_cache off"),
         ({"positions": "rebase"}, "did you mean 'rebased'"),

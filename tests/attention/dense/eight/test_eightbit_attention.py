@@ -14,6 +14,7 @@ from torch import Tensor
 import strobe
 from forked import in_triton, run
 from real_like import Shape, error, plain, real_like
+from strobe.attention.dense.eight import best_blocks
 from strobe.attention.dense.eight.api import IMPLS, choose
 from strobe.attention.gates import eightbit
 from strobe.attention.impls import MISSING, GateRun
@@ -21,7 +22,8 @@ from strobe.attention.types import AttentionSpec, check
 from strobe.core.device import Card
 from strobe.core.errors import ConfigError, ImplUnavailableError, ShapeError
 from strobe.core.tolerances import tolerance
-from strobe.eightbit.rounded import ORDER, hadamard
+from strobe.eightbit.rounded import ORDER, BlockBudget, hadamard
+from strobe.eightbit.rounding import round_queries
 from tiers import rest_while_gated
 
 SUPPORT = Path(__file__).parents[3] / "support"
@@ -139,6 +141,37 @@ def test_room_for_larger_keys_and_values() -> None:
         strobe.store_rounded(kept, 1.8 * k, 1.8 * v, 0)
         errors.append(error(strobe.attend_rounded(q, kept).out, exact(q, 1.8 * k, 1.8 * v).out))
     assert errors[1] < tolerance("eight-bit attention", q.dtype) < errors[0]
+
+
+@pytest.mark.parametrize("number", [1, 3, 8])
+def test_tiles_attend_to_their_own_blocks_of_keys(number: int) -> None:
+    """Like attention in which each tile of 128 queries sees the keys of its blocks; of 1000 keys the last block has 104."""
+    generator = torch.Generator().manual_seed(number)
+    q, k, v = (torch.randn(2, length, 3, 32, generator=generator) for length in (300, 1000, 1000))
+    blocks = torch.rand(2, 3, 3, 8, generator=generator).argsort(-1)[..., :number].sort(-1).values.int()
+    found = strobe.attend_rounded(q, strobe.round_keys(k, v), blocks=blocks, return_lse=True)
+    seen = torch.zeros(2, 3, 3, 8, dtype=torch.bool).scatter_(3, blocks.long(), True)
+    mask = seen.repeat_interleave(128, 2)[:, :, :300].repeat_interleave(128, 3)[..., :1000]
+    scores = torch.einsum("bqhd,bkhd->bhqk", q.double(), k.double()) * 32**-0.5
+    lse = scores.masked_fill(~mask, -torch.inf).logsumexp(-1)
+    out = torch.einsum("bhqk,bkhd->bqhd", (scores - lse[..., None]).exp() * mask, v.double())
+    assert error(found.out, out) < tolerance("eight-bit attention of noise", q.dtype)
+    assert found.lse is not None
+    assert (found.lse - lse).square().mean().sqrt() < tolerance("lse in eight bits", q.dtype)
+
+
+def test_the_best_blocks_are_those_that_attention_weighs_most() -> None:
+    """A query tile looks at one of eight blocks of keys; that one is found, whatever all keys have in common."""
+    generator = torch.Generator().manual_seed(5)
+    q, k, v = (0.3 * torch.randn(1, length, 2, 64, generator=generator) for length in (256, 1024, 1024))
+    for head, tile, block in ((0, 0, 6), (0, 1, 2), (1, 0, 3), (1, 1, 7)):
+        looks = torch.randn(64, generator=generator)
+        q[:, tile * 128 : tile * 128 + 128, head] += looks
+        k[:, block * 128 : block * 128 + 128, head] += looks
+    kept = strobe.round_keys(k + 5 * torch.randn(64, generator=generator), v)
+    budget = BlockBudget(number=2, always=torch.arange(8) == 1)
+    found = best_blocks(round_queries(q, kept, 0.125), kept, budget)
+    assert found.tolist() == [[[[1, 6], [1, 2]], [[1, 3], [1, 7]]]]
 
 
 def test_what_is_kept_is_what_it_says() -> None:
@@ -265,6 +298,12 @@ def test_what_does_not_fit_is_refused() -> None:
         strobe.store_rounded(kept, k[:, :3], v[:, :3], -1)
     with pytest.raises(ShapeError, match=r"expected \[1, T, 2, 128\]"):
         strobe.store_rounded(kept, k[:, :, :1], v[:, :, :1], 0)
+    with pytest.raises(
+        ShapeError, match=r"blocks: got int64 \[1, 2, 1, 1\] on cpu, expected int32 \[1, 2, 1, K\] on cpu, K from"
+    ):
+        strobe.attend_rounded(q, kept, blocks=torch.zeros(1, 2, 1, 1, dtype=torch.int64))
+    with pytest.raises(ShapeError, match=r"blocks: got int32 \[1, 2, 1, 2\]"):
+        strobe.attend_rounded(q, kept, blocks=torch.zeros(1, 2, 1, 2, dtype=torch.int32))
     with pytest.raises(ConfigError, match="room: got 0, expected a positive number"):
         strobe.round_keys(k, v, room=0)
     with pytest.raises(ConfigError, match="unknown impl 'gluonn'"):

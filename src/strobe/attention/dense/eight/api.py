@@ -203,8 +203,8 @@ def _check_blocks(blocks: Tensor, spec: AttentionSpec) -> None:
     fits = blocks.dim() == 4 and list(blocks.shape[:3]) == wanted and 0 < blocks.shape[3] <= most
     if not fits or blocks.dtype != torch.int32 or blocks.device != spec.device:
         raise ShapeError(
-            f"blocks: got {short(blocks.dtype)} {list(blocks.shape)} on {blocks.device}, expected int32 {[*wanted, 'K']} on "
-            f"{spec.device}, K from 1 to {most}"
+            f"blocks: got {short(blocks.dtype)} {list(blocks.shape)} on {blocks.device}, expected int32 "
+            f"[{', '.join(map(str, wanted))}, K] on {spec.device}, K from 1 to {most}"
         )
 
 

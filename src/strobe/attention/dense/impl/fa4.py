@@ -54,16 +54,15 @@ def _in_parts(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec, split: Split
     from flash_attn.cute import interface
 
     out = torch.empty_like(q, memory_format=torch.contiguous_format)
-    lse = q.new_empty((1, q.shape[2], q.shape[1]), dtype=torch.float32) if spec.return_lse else None
-    attend = partial(interface._flash_attn_fwd, softmax_scale=spec.softmax_scale)
+    lse = q.new_empty((1, q.shape[2], q.shape[1]), dtype=torch.float32)  # always: the kernel without it would be compiled too
+    attend = partial(interface._flash_attn_fwd, softmax_scale=spec.softmax_scale, return_lse=True)
     if split.first:
-        part = None if lse is None else lse[..., : split.first]
-        attend(q[:, : split.first], k, v, out=out[:, : split.first], lse=part, return_lse=spec.return_lse)
+        attend(q[:, : split.first], k, v, out=out[:, : split.first], lse=lse[..., : split.first])
     keys, values = (each.unflatten(1, (split.parts, -1))[0] for each in (k, v))
-    rest, their_lse, *_ = attend(q[:, split.first :].expand(split.parts, -1, -1, -1), keys, values, return_lse=True)
+    rest, their_lse, *_ = attend(q[:, split.first :].expand(split.parts, -1, -1, -1), keys, values)
     states = [AttentionOutput(out=rest[i : i + 1], lse=their_lse[i : i + 1]) for i in range(split.parts)]
-    merge(states, into=AttentionOutput(out=out[:, split.first :], lse=None if lse is None else lse[..., split.first :]))
-    return AttentionOutput(out=out, lse=lse)
+    merge(states, into=AttentionOutput(out=out[:, split.first :], lse=lse[..., split.first :]))
+    return AttentionOutput(out=out, lse=lse if spec.return_lse else None)
 
 
 @torch.library.custom_op("strobe::fa4_forward", mutates_args=())
