@@ -27,7 +27,7 @@ _RUNS = (
     "engine-h200/low-memory-wan", "engine-h200/vae", "engine-h200/vae-int8", "engine-h200/soak", "families-h100/krea",
     "families-h100/longlive", "families-h100/rolling-forcing", "families-h100/self-forcing", "families-h100/text",
 )  # fmt: skip
-_VARIED = ("batch", "turbo-fp8-sparse", "eight", "eight-fp8", "eight-low")
+_VARIED = ("batch", "turbo-fp8-sparse", "eight", "eight-fp8", "eight-low", "sparse-int8")
 _SERVED = (
     "families-h100/live-text", "serve-h200/balanced", "serve-h200/int8", "serve-h200/one", "serve-h200/turbo",
     "serve-h200/ultra",
