@@ -408,12 +408,16 @@ def test_a_stream_is_near_the_native_one(
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("kernels", [False, True])
-@pytest.mark.parametrize("options", [{"window": 6, "sink": 1, "keep_sink": False}, {"window": 8, "sink": 2}])
+@pytest.mark.parametrize(
+    "options", [{"window": 6, "sink": 1, "keep_sink": False}, {"window": 8, "sink": 2}, {"window": 8, "sink": 2, "sparsity": 0.8}]
+)
 def test_graphs_are_the_passes(
     make: Callable[..., Session], tiny: Model, gated: None, options: dict[str, Any], kernels: bool
 ) -> None:
     """Bit by bit; the CPU twin is in test_graphs.py."""
     model = wide(tiny)
+    if "sparsity" in options:
+        model = replace(model, defaults=replace(model.defaults, frame_size=(192, 256)))
     played = []
     for on in (True, False):
         knobs = replace_knobs(Knobs(), compile=False, fused_kernels=kernels, cuda_graphs=on)
