@@ -232,7 +232,7 @@ def best_blocks(q: RoundedQueries, kept: RoundedKeys, budget: BlockBudget) -> Te
     _means_kernel[blocks, batch * heads](
         keys, budget.always, means, keys.shape[2], heads, *keys.stride()[:2], block=BLOCK, dim=dim, num_warps=4
     )
-    shape = {"rows": QUERIES, "columns": columns, "some": 32, "dim": dim, "num_warps": max(4, min(8, columns // 64))}
+    shape = {"rows": QUERIES, "columns": columns, "some": 32, "dim": dim, "num_warps": max(1, min(8, columns // 128))}
     _choose_kernel[tiles, batch * heads](
         q.values, q.scale, means, budget.always, out, num_q, blocks, budget.number, **shape
     )  # fmt: skip
