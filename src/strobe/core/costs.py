@@ -227,13 +227,11 @@ class DevicePeaks:
     """Peak rates of one device.
 
     Args:
-        name: short name.
         reported_as: names under which torch, drivers and traces report it, with or without the maker's prefix.
         bandwidth_bytes_per_s: of the device memory, bytes/s.
         cache_bytes: last-level cache; what fits into it may be read faster than from the memory.
         flops_per_s: dense matrix peak by canonical dtype, FLOP/s, accumulated in float32 where the device has that choice;
             `float32` is without tensor cores; a dtype that the device does not have is absent.
-        source: document.
         clock_mhz: SM clock at which the matrix peaks hold: peak / (SMs x FLOPs of an SM in a cycle), MHz; None: not known.
     """
 

@@ -20,7 +20,6 @@ class Plugin:
 
     Args:
         group: such as `strobe.attention.dense`.
-        name: of the entry point.
         place: module and name, such as `package.module:NAME`.
         package: name and version of the package that has it.
         found: what the place holds; None if it is broken.

@@ -107,10 +107,6 @@ class LoadViewer:
             if isinstance(message, Picture):
                 ...
     ```
-
-    Args:
-        socket: the connection.
-        welcome: the server's answer.
     """
 
     def __init__(self, socket: ClientConnection, welcome: Welcome) -> None:

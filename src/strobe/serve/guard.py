@@ -53,7 +53,6 @@ class Guard:
     """ASGI middleware that checks every request before the application.
 
     Args:
-        app: what is guarded.
         hosts: names beside this machine's loopback that a Host header may have.
         addresses: it may also be any IP address, for a server that others reach.
         token: what a viewer must know; None: nothing, for a server on loopback.

@@ -167,7 +167,6 @@ class Channel:
     """The event loop's part of a stream.
 
     Args:
-        name: of the stream.
         secret: opens it again.
         frames: made and not painted, in order.
         cursor: number of the frame that is sent next.

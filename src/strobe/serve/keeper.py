@@ -46,7 +46,6 @@ class Keeper:
     """All streams of a server that are kept. Its methods may be called from any thread but for those that say otherwise.
 
     Args:
-        store: where they are kept.
         every: frame blocks between two snapshots; 0: none, a stream then comes back from its start.
         failed: called from any thread with the name of a stream that can be kept no longer.
     """

@@ -114,7 +114,6 @@ class GpuClock:
     """Time that a GPU works for each frame block of a stream, however far the host is ahead of it and whatever else it does.
 
     Args:
-        device: the GPU.
         late: a frame block is handed out by the call after the one that made it (`Knobs.late_frames`).
     """
 
@@ -173,8 +172,6 @@ class SpareSessions:
     """Sessions of one model on one device that no stream uses. Every method belongs to the thread that owns the device.
 
     Args:
-        model: that they run.
-        device: where they are.
         most: kept; further ones are closed. 0: none is, as on a CPU, where a session opens at once.
     """
 
@@ -232,7 +229,6 @@ class LiveStream:
     Args:
         name: what others call it; no secret.
         sessions: where its session comes from, and goes when it needs none.
-        origin: what it begins with.
     """
 
     name: str

@@ -41,8 +41,6 @@ class Calibration:
         worst: likewise of the head, layer and step that keeps least.
         models: hash of each transformer, by component; empty without a pipeline.
         grid: tokens in (time, height, width).
-        tile: tokens of a tile.
-        forced: key tiles that are always selected.
         tiles: key tiles that there are.
         steps: denoise steps of the calls that were measured.
         selected: key tiles of each head, by component, step from 0, and layer.

@@ -121,7 +121,6 @@ class WorkGraph:
         begin_ns: start of the graph: of the window, else of the first launch call or device event.
 
     Attributes:
-        start_ns: start of each node.
         duration_ns: duration of each node; 0 for moments of the host.
         event: the device event of each node; `None` for a moment of the host.
         edges: constraints of each node; the first one decided when the node began, with its traced lag.

@@ -151,10 +151,8 @@ class Pattern:
     """One way in which logs write a timing.
 
     Args:
-        name: of the pattern.
         format: `text`: a regular expression; `record`: a line of our own `records.jsonl`, whose spans are taken; `dump`: a file
             that is one JSON object with the stages and steps of a request.
-        kind: what is timed.
         regex: searched in a line as often as it is found. Named groups: `value`, or `rate` (of things per second, read as the
             seconds of one), and if the line says them `unit`, `name`, `rank`, `step`, `block`, `round`.
         similar: a line in which this is found looks like a timing of this pattern.

@@ -57,14 +57,11 @@ class Series:
     """The values of one pattern, name and rank in one file, in order of lines.
 
     Args:
-        path: the file.
         pattern: name of the pattern.
-        kind: what is timed.
         name: as the line says it, or the pattern's.
         rank: as the line says it; None where it does not.
         declared: unit that the patterns file gives, or the format.
         mark: the decimal mark that the values show; None: none, or both.
-        samples: the values.
         rejected: number of the values left out of every statistic, by reason.
         examples: the first of them.
     """
@@ -259,11 +256,9 @@ class UnitChoice:
 
     Args:
         label: the unit as written; empty where none is.
-        source: where the unit comes from.
         proven: every other unit violates a constraint, and this one none.
         differs: the unit is not the one that the label or the patterns file says.
         violated: what the unit itself violates; only an override may.
-        text: the reason in words.
     """
 
     label: str

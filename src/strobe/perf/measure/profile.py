@@ -161,7 +161,6 @@ def trace_clip(clip: Callable[[], None], *, device: torch.device, path: Path, wa
     Operators and stacks are left out, because recording them slows the host down by several microseconds per operator.
 
     Args:
-        clip: makes the clip.
         device: the device to profile besides the CPU.
         path: the trace to write, `*.json.gz`; its folder is made.
         warm_up: some of such a clip; runs under the profiler and is thrown away.

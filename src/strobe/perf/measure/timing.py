@@ -79,7 +79,6 @@ class Stopwatch:
         """Time several calls in a row.
 
         Args:
-            calls: how many.
             host_ns: what launching one takes, for a queue; 0 for calls that wait for the GPU themselves and cannot be queued.
 
         Returns:
@@ -378,7 +377,6 @@ def time_isolated(
     Args:
         run: called without arguments; its result is dropped.
         iterations: timed calls, at least 1.
-        device: where it works.
         warmup: calls before, at least 1: the first ones compile, choose algorithms and allocate.
         cold: overwrite the GPU's cache before each call, outside of its time. On a CPU nothing is overwritten.
         waits: the function itself waits for the GPU, so that its calls cannot be queued; launch gaps then count.

@@ -23,12 +23,7 @@ _LEAD = (
 
 
 def quality_report(reference: str, lines: Sequence[Quality]) -> Report:
-    """Build the page of clips that were scored against a reference.
-
-    Args:
-        reference: what they were compared with.
-        lines: what was found, variant by variant.
-    """
+    """Build the page of clips that were scored against a reference."""
     variants, missing = list(dict.fromkeys(line.variant for line in lines)), missing_table(lines)
     return page(
         title=f"Quality against {reference}",

@@ -147,9 +147,6 @@ class CollectiveKind(NamedTuple):
         name: such as `allreduce`.
         group: the process group's name.
         ranks: its ranks, as far as the trace lists them.
-        in_elements: elements of the input.
-        out_elements: elements of the output.
-        dtype: of the elements.
     """
 
     name: str = ""

@@ -441,7 +441,6 @@ def label_slices(work: EventView, slices: Slices, place: Ints, tiles: Intervals)
     Args:
         work: the events that the slices count into.
         slices: tile a stretch that holds the tiles.
-        place: place of each slice.
         tiles: disjoint and in order; they may be empty.
     """
     owner = np.where(slices.cause == BUSY, slices.event, NONE)
@@ -460,7 +459,6 @@ def sums(pieces: LabelSlices, tiles: Intervals, labels: Sequence[L], num_events:
 
     Args:
         pieces: tile the tiles.
-        labels: labels by number.
         num_events: number of events that the pieces count into.
     """
     length = pieces.end - pieces.start

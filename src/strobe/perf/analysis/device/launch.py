@@ -368,7 +368,6 @@ class Gaps:
 
     Attributes:
         rows: all gaps between a kernel of one group and a kernel of another, by descending sum.
-        span_ns: length of the window.
         kernel_ns: union of kernel time, compute and communication.
         gap_ns: sum of all gaps.
         head_ns: from the start of the window to the first kernel.
