@@ -38,7 +38,6 @@ class MetricsAsked:
             raise ConfigError(f"--block-frames {told}: give one number, or two, of the first frame block and of the others")
 
     def wants(self, name: str) -> bool:
-        """Return whether a metric was asked for."""
         return not self.metrics or name in self.metrics
 
 

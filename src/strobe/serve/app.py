@@ -117,7 +117,6 @@ class StreamServer:
 
     @property
     def ready(self) -> bool:
-        """Whether streams can be opened."""
         return self.hub is not None and bool(self.hub.worker.costs)
 
     @property
@@ -305,7 +304,6 @@ class Listening(uvicorn.Server):
         self._server = server
 
     async def on_tick(self, counter: int) -> bool:
-        """Return whether to end now."""
         return await super().on_tick(counter) or self._server.error is not None
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:

@@ -107,7 +107,6 @@ class Recordings:
             self._writer.submit(growing.video.close)
 
     def close(self) -> None:
-        """End and delete all clips."""
         for stream in list(self._growing):
             self.stop(stream)
         self._writer.shutdown(wait=True)
@@ -198,7 +197,6 @@ class Channel:
     """What differs from where the stream was made before it was taken over; empty: nothing, its bits are the same."""
 
     def tell(self, message: FromServer) -> None:
-        """Send a message to the viewer, if there is one."""
         if self.send is not None:
             self.send(message)
 
@@ -243,7 +241,6 @@ class Hub:
 
     @property
     def fps(self) -> int:
-        """Frames per second of the model."""
         return self.worker.model.defaults.fps
 
     @property
@@ -297,14 +294,12 @@ class Hub:
         return channel
 
     def find(self, secret: str) -> Channel | None:
-        """Return the channel that a secret opens, or None."""
         for known, name in self._secrets.items():
             if secrets.compare_digest(known.encode(), secret.encode()):
                 return self.channels.get(name)
         return None
 
     async def drop(self, channel: Channel) -> None:
-        """Close a stream for good."""
         self.channels.pop(channel.name, None)
         self._secrets.pop(channel.secret, None)
         channel.frames.clear()
@@ -399,7 +394,6 @@ class Hub:
             self.recordings.add(name, block.frames)
 
     def seen(self, channel: Channel, message: PaintedFrame) -> None:
-        """Handle a viewer's report of what it has painted."""
         if message.generation != channel.generation:
             return
         painted = min(max(channel.painted, message.frame + 1), channel.cursor)
@@ -423,7 +417,6 @@ class Hub:
         self.tell_worker(channel)
 
     def received(self, channel: Channel, message: Received) -> None:
-        """Handle a viewer's report of what has arrived."""
         if message.generation == channel.generation:
             channel.received = min(max(channel.received, message.frame + 1), channel.cursor)
             channel.quiet_s = monotonic()
@@ -560,7 +553,6 @@ class Hub:
         log_event("stream suspended", stream=channel.name)
 
     async def close(self) -> None:
-        """Close all streams and stop the worker."""
         if self._worker is not None:
             await asyncio.to_thread(self._worker.close)
         self._pool.shutdown(wait=True)

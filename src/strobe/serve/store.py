@@ -115,7 +115,6 @@ class StreamFolder:
 
     @property
     def taken(self) -> bool:
-        """Whether another server has taken the stream over."""
         return any(owner > self.owner for owner in _owners(self.folder))
 
 

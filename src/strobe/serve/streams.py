@@ -531,7 +531,6 @@ class LiveStream:
         return other
 
     def keep_branches(self, branches: Mapping[int, Branch]) -> None:
-        """Keep branches that were saved."""
         self.branches, self._next_branch = dict(branches), 1 + max(branches, default=0)
 
     def _take(self, branch: Branch) -> None:
@@ -562,7 +561,6 @@ class LiveStream:
         self._go_on()
 
     def recipe(self) -> RecipeAnswer:
-        """Return the recipe from which the stream can be made again."""
         origin = self.origin
         return RecipeAnswer(
             v=VERSION,

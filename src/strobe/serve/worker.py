@@ -92,7 +92,6 @@ class Worker:
         return defaults.frame_block * defaults.stride.time / defaults.fps
 
     def start(self) -> None:
-        """Start the thread."""
         self._thread.start()
 
     def close(self, timeout_s: float = 30.0) -> None:

@@ -59,7 +59,6 @@ class TransformerFamily:
     gated: bool = False
 
     def layers(self, transformer: nn.Module) -> tuple[Layer, ...]:
-        """List the layers of a transformer, in order."""
         return tuple(
             Layer(name=f"{blocks}.{number}.{attn}.processor", block=block, attn=block.get_submodule(attn))
             for blocks, attn in self.blocks

@@ -333,7 +333,6 @@ class _Reader:
         self._counts["ignored"] += 1
 
     def log(self, size_bytes: int, reading: Counter[str], damage: tuple[str, ...]) -> Log:
-        """Return the finished log with all series, counts and damage."""
         self._settle()
         return Log(
             path=self._path,

@@ -95,7 +95,6 @@ class Series:
 
     @property
     def left_out(self) -> str:
-        """Rejected values in words."""
         first = ", ".join(f"line {example.line}: {example.text}" for example in self.examples[:3])
         counts = ", ".join(f"{count} {reason}" for reason, count in self.rejected.items())
         return f"{counts} ({first})" if counts else "none"

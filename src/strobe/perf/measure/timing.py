@@ -219,7 +219,6 @@ class TimingRecorder:
         self._start_event: torch.cuda.Event | None = None
 
     def __call__(self, name: str, index: int | None) -> AbstractContextManager[object]:
-        """Return a context manager that measures the region."""
         alone = name not in spans.PIECES and (name not in spans.FINE or self._fine)
         if not alone and not self._inside:
             return _NULL

@@ -98,7 +98,6 @@ class PlannedCell(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def factor(self) -> str:
-        """Names of the changed factors, joined by commas."""
         return ", ".join(self.changes)
 
     @property
@@ -434,7 +433,6 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def on_gpu(self) -> bool:
-        """Whether a GPU ran the code."""
         return self.device_type == "cuda"
 
 

@@ -85,7 +85,6 @@ class HostEvents:
 
     @classmethod
     def empty(cls) -> Self:
-        """No rows."""
         return cls.from_rows(())
 
     def __len__(self) -> int:
@@ -237,7 +236,6 @@ class ReadCounts:
 
     @property
     def clean(self) -> bool:
-        """Nothing was bad."""
         return not (self.lost or self.mended or self.truncated)
 
 

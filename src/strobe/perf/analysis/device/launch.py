@@ -125,7 +125,6 @@ class Launch:
 
 
 def _delays(delay: Ints, kind: NDArray[Any]) -> list[Delays | None]:
-    """Return the delays of each of `LAUNCH_KINDS`."""
     negative = np.bincount(kind[delay < 0], minlength=len(LAUNCH_KINDS)).tolist()
     found = zip(distributions(delay, kind, len(LAUNCH_KINDS)), negative, strict=True)
     return [None if delays is None else (delays, below) for delays, below in found]

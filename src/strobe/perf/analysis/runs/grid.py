@@ -101,12 +101,10 @@ class GridContestant:
 
     @cached_property
     def times_ns(self) -> tuple[int, ...]:
-        """Times of all timed calls, ns."""
         return tuple(value for values in self.rounds.values() for value in values)
 
     @cached_property
     def median_ns(self) -> float:
-        """Median call time, ns."""
         return statistics.median(self.times_ns)
 
     @property
