@@ -41,11 +41,7 @@ def parse_dtype(name: str) -> str | None:
 
 
 def element_bytes(dtype: str) -> int:
-    """Return the bytes of one element.
-
-    Raises:
-        ConfigError: no dtype of that name.
-    """
+    """Return the bytes of one element."""
     known = parse_dtype(dtype)
     if known is None:
         raise ConfigError(f"unknown dtype {dtype!r}; allowed: {', '.join(DTYPE_BYTES)}")
@@ -93,12 +89,7 @@ def _check(**sizes: int) -> None:
 
 
 def matmul(m: int, k: int, n: int, *, dtype: str, batch: int = 1) -> Cost:
-    """Compute the cost of `batch` products `[m, k] @ [k, n]`: `2 m k n` FLOPs each.
-
-    Raises:
-        ShapeError: a size is negative.
-        ConfigError: unknown dtype.
-    """
+    """Compute the cost of `batch` products `[m, k] @ [k, n]`: `2 m k n` FLOPs each."""
     _check(m=m, k=k, n=n, batch=batch)
     size = element_bytes(dtype)
     return Cost(flops=2 * batch * m * k * n, read_bytes=batch * (m * k + k * n) * size, write_bytes=batch * m * n * size)
@@ -193,9 +184,6 @@ def attention_backward(shape: AttentionShape, *, dtype: str, pairs: int | None =
     """Compute the cost of attention's gradients: `10 D` FLOPs per pair that meets (scores again, and four gradients, `2 D` each).
 
     Bytes: queries, keys, values, the output and its gradient are read, three gradients are written.
-
-    Raises:
-        ShapeError: more pairs than a dense call has.
     """
     forward = attention(shape, dtype=dtype, pairs=pairs)
     queries = forward.write_bytes

@@ -834,11 +834,7 @@ def lint_file(path: Path, options: LintOptions | None = None, rules: Rules = RUL
 
 
 def chosen_rules(ignore: Collection[str]) -> Rules:
-    """Return the rules left without those of the ids in `ignore`.
-
-    Raises:
-        ConfigError: no rule of that id.
-    """
+    """Return the rules left without those of the ids in `ignore`."""
     for name in ignore:
         if name not in RULES:
             raise unknown_choice("rule", name, RULES)

@@ -100,11 +100,7 @@ METRICS: Final = (
 
 
 def metric(name: str) -> QualityMetric:
-    """Return the metric of a name.
-
-    Raises:
-        ConfigError: there is no such metric; names the nearest.
-    """
+    """Return the metric of a name."""
     for each in METRICS:
         if each.name == name:
             return each

@@ -78,11 +78,7 @@ class Recordings:
         self._folder = tempfile.TemporaryDirectory(prefix="strobe-serve-")
 
     def start(self, stream: str, fps: int) -> None:
-        """Begin to write the frames that are made from now on.
-
-        Raises:
-            StrobeError: no file can be written.
-        """
+        """Begin to write the frames that are made from now on."""
         growing = self._growing.get(stream)
         if growing is None or growing.ended is not None:
             video = VideoFile(Path(self._folder.name) / f"{secrets.token_urlsafe(16)}.mp4", fps=fps)

@@ -276,9 +276,6 @@ class LiveStream:
             snapshot: between two frame blocks; its tensors are on the CPU.
             frame: number of the first frame after it.
             waiting: a prompt that was asked for and had no frame block yet; it follows the log.
-
-        Raises:
-            StrobeError: see `open`.
         """
         made = 0 if snapshot is None else snapshot.next_block
         self.log, self._replay, self._held, self._waiting = list(log), tuple(log), waiting, None
@@ -496,11 +493,7 @@ class LiveStream:
         return branch
 
     def branch(self, number: int) -> Branch:
-        """Return a kept branch by number.
-
-        Raises:
-            ConfigError: there is none of that number.
-        """
+        """Return a kept branch by number."""
         if number not in self.branches:
             raise ConfigError(f"there is no branch {number}; this stream keeps {sorted(self.branches) or 'none'}")
         return self.branches[number]
@@ -509,7 +502,6 @@ class LiveStream:
         """Return to a branch; a new generation begins.
 
         Raises:
-            ConfigError: there is none of that number.
             SessionError: it is of another seed or preset than the stream has now.
         """
         branch = self.branch(number)
@@ -519,11 +511,7 @@ class LiveStream:
         return branch
 
     def forked(self, number: int, name: str) -> LiveStream:
-        """Create a second stream that goes on from a branch; it shares the weights.
-
-        Raises:
-            ConfigError: there is none of that number.
-        """
+        """Create a second stream that goes on from a branch; it shares the weights."""
         branch = self.branch(number)
         other = LiveStream(name=name, sessions=self.sessions, origin=branch.origin, config=self.config)
         other._asleep = branch.snapshot

@@ -103,11 +103,7 @@ def is_unit(text: str) -> bool:
 
 
 def parse_unit(text: str) -> Unit:
-    """Return the unit that a spelling means: `us`, `msec`, `Seconds`.
-
-    Raises:
-        DataError: no unit of time.
-    """
+    """Return the unit that a spelling means: `us`, `msec`, `Seconds`."""
     unit = _UNIT_OF.get(text.strip().lower())
     if unit is None:
         raise DataError(f"unknown unit {text!r}{nearest(text, _UNIT_OF)}; allowed: ns, us, ms, s")
@@ -212,11 +208,7 @@ def _shipped() -> Patterns:
 
 
 def parse_patterns(tables: Mapping[str, Any], file: str) -> Patterns:
-    """Return the patterns that the tables of a file describe.
-
-    Raises:
-        ConfigError: a key, kind, unit or regular expression in one is not valid.
-    """
+    """Return the patterns that the tables of a file describe."""
     return tuple(_pattern(name, table, file) for name, table in tables.items())
 
 

@@ -148,11 +148,7 @@ class Log:
     proposal: str = ""
 
     def of(self, kind: Kind, name: str = "") -> tuple[Series, ...]:
-        """Return the series of a kind whose name matches a regular expression, in any case.
-
-        Raises:
-            ConfigError: not a regular expression.
-        """
+        """Return the series of a kind whose name matches a regular expression, in any case."""
         regex = compiled(name)
         return tuple(series for series in self.series if series.kind == kind and regex.search(series.name))
 
@@ -170,11 +166,7 @@ class Log:
 
 
 def compiled(text: str) -> re.Pattern[str]:
-    """Compile a regular expression given by a user, for any case.
-
-    Raises:
-        ConfigError: not a regular expression.
-    """
+    """Compile a regular expression given by a user, for any case."""
     try:
         return re.compile(text, re.IGNORECASE)
     except re.error as error:

@@ -125,11 +125,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_plan(folder: Path) -> Plan:
-    """Read the plan of an ablation's folder.
-
-    Raises:
-        DataError: it holds none.
-    """
+    """Read the plan of an ablation's folder."""
     file = folder / PLAN
     try:
         return msgspec.json.decode(file_inside(folder, PLAN).read_bytes(), type=Plan)

@@ -63,11 +63,7 @@ def outcome(run: RunRecords) -> tuple[int, tuple[Check, ...], bool]:
 
 
 def accept_report(folder: Path) -> Report:
-    """Build the page of a run that accepts a model.
-
-    Raises:
-        DataError: it is none.
-    """
+    """Build the page of a run that accepts a model."""
     run = read_run(folder)
     head, work = run.header, run.header.workload
     if head.kind != "accept" or work is None:

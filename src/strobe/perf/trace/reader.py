@@ -68,9 +68,6 @@ def find_traces(paths: Sequence[Path]) -> tuple[Path, ...]:
     """The trace files among files and folders: a folder gives every `*.json` and `*.json.gz` below it, in order of name.
 
     Those in folders of captures of graphs are left out where there are others: they are the keys to these.
-
-    Raises:
-        DataError: there is none.
     """
     found = list(dict.fromkeys(one for path in map(Path, paths) for one in _inside(path)))
     if not found:

@@ -360,9 +360,6 @@ def device_views(trace: Trace, window: Window | None = None) -> tuple[DeviceView
 
     Args:
         window: the part of its time to look at; the whole trace if not given.
-
-    Raises:
-        DataError: times whose sum does not fit 64 bits.
     """
     return tuple(_view(trace, device, work, window) for device, work in events_by_device(trace))
 

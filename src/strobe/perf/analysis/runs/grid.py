@@ -322,9 +322,6 @@ def read_grid(
     Args:
         order: key that sorts the cells.
         verb: command that measures such a grid.
-
-    Raises:
-        DataError: the folder holds none.
     """
     try:
         places = sorted(path for path in (folder / CELLS).iterdir() if path.is_dir() and not path.is_symlink())

@@ -404,12 +404,7 @@ SECTIONS: Final[tuple[Callable[[TraceStudy], Section | None], ...]] = (
 
 
 def build_trace_report(study: TraceStudy) -> Report:
-    """Build the report of a study's traces.
-
-    Raises:
-        DataError: a trace whose times cannot be.
-        ConfigError: a section or step that is not defined as one.
-    """
+    """Build the report of a study's traces."""
     sections, first = (section(study) for section in SECTIONS), study.labels[0]
     return page(
         title=f"Trace {first}" if len(study.traces) == 1 else f"{len(study.traces)} traces: {first} to {study.labels[-1]}",
