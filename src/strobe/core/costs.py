@@ -267,7 +267,6 @@ DEVICES: Final = tuple(
     )
     for name, reported_as, bandwidth, cache, peaks, source in _TABLE
 )
-"""Every device this package knows the peaks of."""
 
 _PREFIXES: Final = ("NVIDIA ", "AMD ")
 
@@ -291,7 +290,6 @@ class TransformerShape:
         name: what a user calls it.
         num_layers, dim, ffn_dim, num_heads: of the transformer; a head has `dim / num_heads` channels.
         text_tokens: tokens attended in cross-attention, padding included.
-        latent_channels: channels of a latent frame.
         patch: latent cells per token, height and width.
         stride: pixels per latent cell and frames per latent frame.
         frame_block: latent frames made at a time.
@@ -339,7 +337,6 @@ WAN_1_3B: Final = TransformerShape(
 WAN_14B: Final = replace(WAN_1_3B, name="wan-14b", num_layers=40, dim=5120, ffn_dim=13824, num_heads=40)
 """Wan2.1-T2V-14B, config.json; frame_block: krea-realtime-video (3 latent frames)."""
 TRANSFORMERS: Final[dict[str, TransformerShape]] = {shape.name: shape for shape in (WAN_1_3B, WAN_14B)}
-"""Known transformers by name."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

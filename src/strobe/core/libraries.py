@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, Final
 
 ATTENTION: Final = {"dense": "strobe.attention.dense", "sparse": "strobe.attention.sparse"}
-"""By operator."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

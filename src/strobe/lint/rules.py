@@ -818,11 +818,7 @@ WARNINGS: Final = frozenset({"statistic-unnamed", "percentile-samples", "quality
 
 
 def lint_file(path: Path, options: LintOptions | None = None, rules: Rules = RULES) -> tuple[Claim, ...]:
-    """Hold the claims of a file to the rules: Markdown, or printed output.
-
-    Raises:
-        DataError: the file cannot be read or is neither.
-    """
+    """Hold the claims of a file to the rules: Markdown, or printed output."""
     name, suffix = path.as_posix(), path.suffix.lower()
     if suffix not in READERS:
         raise DataError(f"{name}: cannot be linted; give Markdown (.md) or printed output (.txt, .log)")

@@ -53,7 +53,6 @@ FILES: Final[dict[str, tuple[File, ...]]] = {
     "lpips": (ALEXNET, LPIPS_HEADS),
     "clip_score": (CLIP,),
 }
-"""Files by metric."""
 
 
 def lacking(name: str, folder: Path | None) -> str:

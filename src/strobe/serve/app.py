@@ -66,7 +66,6 @@ class StreamServer:
 
     Args:
         model: loads what streams run, away from the event loop.
-        device: where they run.
         preset: of who asks for none.
 
     Raises:
@@ -278,13 +277,7 @@ LARGEST_MESSAGE: Final = 8 * 2**20
 
 
 class Listening(uvicorn.Server):
-    """uvicorn, which saves streams and tells viewers before it closes their connections. It ends if the server cannot start.
-
-    Args:
-        server: what answers.
-        settings: certificate and key.
-        log_level: of uvicorn's own lines.
-    """
+    """uvicorn, which saves streams and tells viewers before it closes their connections. It ends if the server cannot start."""
 
     def __init__(self, server: StreamServer, settings: ServeSettings, *, log_level: str = "warning") -> None:
         super().__init__(

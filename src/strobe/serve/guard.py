@@ -35,7 +35,6 @@ HARDENING: Final = {
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
 }
-"""Headers of every answer."""
 LONGEST_BODY: Final = 4096
 LOGINS_A_MINUTE: Final = 20
 

@@ -206,7 +206,6 @@ class Channel:
 
 T = TypeVar("T")
 ENCODERS: Final = max(2, len(os.sched_getaffinity(0)) // 2)
-"""Threads that encode pictures."""
 JPEGS_UNDER_WAY: Final = 3
 """JPEG pictures sent and not received; a slow connection gets fewer frames made, not older ones."""
 PICTURES_UNDER_WAY: Final = 64
@@ -588,7 +587,6 @@ class Encoder:
 
     Args:
         width, height: of a frame, even.
-        fps: frames per second.
     """
 
     def __init__(self, codec: Codec, width: int, height: int, fps: int) -> None:

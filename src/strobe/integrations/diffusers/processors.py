@@ -57,7 +57,6 @@ class SparseProcessor:
     Args:
         name: of the layer, as `attn_processors` spells it.
         replaced: the processor in whose place this stands.
-        options: those of `sparsify`.
         seen: facts of the passes so far, which `explain` takes the grid from.
         dense: the layer is dense in every step.
     """

@@ -17,7 +17,6 @@ from strobe.core.errors import ConfigError, DataError, nearest, unknown_choice
 # Exact numbers from logs: decimal point or comma, grouped thousands, exponents, without floats.
 
 Mark = Literal[".", ","]
-"""The decimal mark of a number."""
 Reason = Literal["nan", "infinite", "negative", "ambiguous", "unreadable", "unknown unit"]
 """Reason why a value is left out of every statistic."""
 

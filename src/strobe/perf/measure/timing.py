@@ -40,7 +40,6 @@ class Stopwatch:
     between two events.
 
     Args:
-        device: where the calls work.
         cold: overwrite a GPU's L2 cache before each call, outside of its time. On a CPU nothing is overwritten.
     """
 

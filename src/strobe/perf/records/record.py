@@ -138,7 +138,6 @@ def read_plan(folder: Path) -> Plan:
 # Line of a run that accepts a model: one check of the model, with the bounds that it is held to and where they come from.
 
 CheckGroup = Literal["weights", "latents", "frames", "prompt", "stream", "presets"]
-"""Subject of a check."""
 
 
 class Check(Line, frozen=True, kw_only=True):

@@ -493,7 +493,6 @@ def log_report(
     """Build the log of some run folders.
 
     Args:
-        folders: run folders (`run_folders`).
         into: folder that it will lie in.
         notes: on what has no entry.
 

@@ -83,7 +83,6 @@ class Launch:
         is_graph: result of `graph_calls` for its trace; computed if not given.
 
     Attributes:
-        num_events: events that start in the window.
         num_unlinked: of these, without a known launch call.
         num_uncorrelated: of these, events that carry no correlation, so that no call can answer for them.
         kinds: delays since start and since end of the call, of events launched one by one, of the first event of a graph

@@ -72,14 +72,12 @@ LAG_HINTS: Final = {
     "synchronisation": "a call that waits, without the device events that it waits for",
     "before the first launch": "up to an event whose launch the trace does not hold",
 }
-"""Meaning of each lag that may be on a path."""
 ASSUMPTIONS: Final = (
     "A device event starts after its launch call and the event before it in its stream; calls of the host, whatever the thread, "
     "come one after the other, and one that waits returns after the device events that it waits for.",
     "What did not decide when a node began takes the usual time of its kind.",
     "What-if leaves out durations, not launches; the rest of the host stays, and communication keeps its length, with waiting.",
 )
-"""Assumptions of the dependency graph."""
 
 
 def _critical_path_section(study: TraceStudy) -> Section | None:
