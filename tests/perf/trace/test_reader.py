@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import layouts
-from layouts import compact, indented, kineto, shuffled, write
+from layouts import compact, indented, kineto, write
 from made_traces import device_events
 from strobe.core.errors import DataError, TraceFormatError
 from strobe.perf.trace import DeviceEvent, HostEvent, ReadCounts, Trace, chunks, columns, find_traces, read_trace
@@ -370,12 +370,6 @@ def test_a_column_says_what_its_numbers_say_one_by_one(texts: list[bytes]) -> No
     assert list(zip(values.tolist(), bad.tolist(), strict=True)) == [_one(text) for text in texts]
 
 
-@given(st.integers(10**12, 10**13 - 100), st.integers(1, 40))
-def test_a_column_of_equal_lengths(first: int, count: int) -> None:
-    values, bad = column_ns([msgspec.Raw(b"%d.%03d" % (first + i, i * 7)) for i in range(count)])
-    assert values.tolist() == [(first + i) * 1000 + i * 7 for i in range(count)] and not bad.any()
-
-
 _NUMBERS = st.one_of(
     st.integers(-5, 5), st.integers(-(2**31) - 2, -(2**31) + 2), st.integers(2**31 - 2, 2**31 + 2), st.just(2**61)
 )
@@ -496,17 +490,6 @@ def test_events_get_the_calls_and_ordinals_of_a_plain_calculation(
     assert _said(trace) == found
     if ran or not calls:
         assert trace.launched == launched
-
-
-@pytest.mark.parametrize("seed", range(6))
-def test_the_order_of_the_file_decides_no_tie(seed: int, folder: Path) -> None:
-    """Kernels and calls that start and end together, told apart by correlation, name, stream and thread alone."""
-    ran = [Ran(5, 2, number % 4 + 1, "ba"[number % 2], number // 4) for number in range(16)]
-    calls = [Call(number % 4 + 1, 1, 1, NAMES[number // 4], 9 - number) for number in range(8)]
-    one = _trace(folder, calls, ran)
-    other = _trace(folder, shuffled(calls, seed), shuffled(ran, seed))  # type: ignore[arg-type]
-    assert other.device_events == one.device_events and other.launched == one.launched
-    assert _said(one) == _expected(calls, ran)[0]
 
 
 @pytest.mark.parametrize(
