@@ -240,6 +240,10 @@ LACKING = [
     ("compare baseline quality --model .", "holds no shapes.safetensors"),
     ("accept --preset ultra --device cpu", "no FP8 matrix units"),
     ("profile stream turbo --compile --device cpu -o .", "knob 'compile' cannot run: on cpu it is used on CUDA only"),
+    ("compare baseline ultra --device cpu -o .", "cpu has no FP8 matrix units"),
+    ("profile stream ultra --device cpu -o .", "--simulate"),
+    ("compare balanced --vary preset=turbo,ultra --device cpu -o .", "preset 'ultra' cannot run: "),
+    ("compare balanced --vary linear_format=fp8 --device cpu -o .", "preset 'linear_format-fp8' cannot run: "),
     ("serve --model wan-1.3b --weights nothere.pt", "--weights nothere.pt: there is no file or folder of that name"),
     ("serve --model wan-1.3b --random-weights --lora a.safetensors=0.5", "--lora a.safetensors: there is no file"),
 ]

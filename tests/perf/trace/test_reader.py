@@ -492,22 +492,6 @@ def test_events_get_the_calls_and_ordinals_of_a_plain_calculation(
         assert trace.launched == launched
 
 
-@pytest.mark.parametrize(
-    ("name", "speaks"),
-    [
-        ("cudaLaunchKernel", True), ("hipExtModuleLaunchKernel", True), ("cudaGraphLaunch", True), ("cudaMemcpyAsync", True),
-        ("hipMemsetAsync", True), ("my_launcher", True), ("cuMemcpyHtoDAsync_v2", True), ("cudaFree", False),
-        ("cudaMalloc", False), ("urEnqueueUSMFill", False), ("cuModuleLoadData", False),
-    ],
-)  # fmt: skip
-def test_unanswered_calls_count_if_their_name_speaks_of_work_or_one_was_answered(name: str, speaks: bool, folder: Path) -> None:
-    other = Call(1, 1, 1, "answered", 1)
-    never = _trace(folder, [other, Call(2, 3, 1, name, 1), Call(3, 5, 1, name, 1)], [Ran(9, 1, 1, "k", 7)])
-    assert never.launched == {"answered": (1, 0)} | ({name: (2, 2)} if speaks else {})
-    once = _trace(folder, [other, Call(2, 3, 1, name, 1), Call(3, 5, 1, name, 1)], [Ran(9, 1, 1, "k", 7), Ran(9, 1, 3, "k", 7)])
-    assert once.launched == {"answered": (1, 0), name: (2, 1)}
-
-
 @pytest.mark.parametrize("nodes", [3, 100, 300, 40_000])
 def test_a_graph_may_have_more_nodes_than_a_block_or_a_short_number(nodes: int) -> None:
     """Nodes of two graphs in turn, so that both lie in every block."""

@@ -186,6 +186,7 @@ def test_an_account_worked_out_by_hand() -> None:
     assert [(level.level, level.saved_ns) for level in found.levels] == [
         ("kernel", 200), ("section", 200), ("step", 193),
     ]  # fmt: skip
+    assert {line.name: line.share for line in found.lines}["focal: kernel"] == 200 / 193
     assert found.ideal_ns == 435 - 200 and found.realised_share == 193 / 200 and found.lost_ns == -7
 
 
