@@ -16,11 +16,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import strobe
 from layouts import compact, write
 from made_traces import trace_of
 from reports import column, decode_report, notes, section, study_of, tables, values
-from source import H200, ROOT
+from source import ROOT
 from strobe.perf.analysis.device.intervals import Window
 from strobe.perf.report.blocks.kernels import MAX_MEMBERS
 from strobe.perf.report.documents.api import read_trace
@@ -433,12 +432,6 @@ def test_what_held_up_the_host_is_named_by_the_idle_time_it_cost() -> None:
     assert "loaded at its first use" in said and "the profiler's own work" in said
     causes = next(one for one in tables(activity_section(study_of(trace))) if "what the device waited for" in one.caption)
     assert dict(zip(values(causes, "idle because"), values(causes, "time"), strict=True))["profiler_overhead"] == 50
-
-
-def test_without_details_there_is_none() -> None:
-    for details, shown in ((False, False), (None, True)):
-        assert ("Critical path" in render_markdown(built(H200 / "graph.json.gz", details=details))) == shown
-    assert strobe.read_trace(H200 / "graph.json.gz", details=False).critical_paths == ()
 
 
 # Steps, ranges, communication, memory and sections.
