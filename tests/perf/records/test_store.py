@@ -201,6 +201,11 @@ def test_records_named_by_themselves_may_be_a_link_and_no_device(tmp_path: Path,
         read_run(tmp_path / "other")
 
 
+def test_a_folder_that_cannot_be_made_is_a_clear_error() -> None:
+    with pytest.raises(StrobeError, match="cannot write /proc/strobe: "):
+        RunWriter(Path("/proc/strobe"))
+
+
 # ------------------------------------------------------------------------------------------------------------- rotation
 
 
