@@ -106,22 +106,6 @@ def test_a_short_clip_leaves_default_switches_out(blocks: int, number: int) -> N
     assert len(ClipFlags(blocks=blocks).script(shapes_defaults()).switches) == number
 
 
-@pytest.mark.parametrize(
-    ("line", "said"),
-    [
-        ("compare baseline ultra --out", "no FP8 matrix units"),
-        ("profile stream ultra -o", "no FP8 matrix units"),
-        ("compare balanced --vary preset=turbo,ultra --out", "error: preset 'ultra' cannot run: "),
-        ("compare balanced --vary linear_format=fp8 --out", "error: preset 'linear_format-fp8' cannot run: "),
-    ],
-)
-def test_what_cannot_run_here_makes_and_moves_nothing(strobe: Strobe, tmp_path: Path, line: str, said: str) -> None:
-    (tmp_path / "my.txt").touch()
-    result = strobe(*line.split(), tmp_path, "--device", "cpu")
-    assert result.code == 3 and said in result.err and "--simulate" in result.err
-    assert [path.name for path in tmp_path.iterdir()] == ["my.txt"]
-
-
 FAST = (*CLIP, "--rounds", "1")
 
 

@@ -46,6 +46,7 @@ def test_every_kernel_is_a_row_whatever_a_page_shows(many: Path, strobe: Strobe)
         (f"work{chr(97 + n % 26)}{chr(97 + n // 26)}", 3, 3 * (1_000 + 7 * n)) for n in range(45)
     }
     assert LONG in {row["name"] for row in found.rows("kernel_names")}
+    assert found.critical_paths and not strobe_package.read_trace(many, details=False).critical_paths
     printed = strobe("trace", many, "--json").document
     assert printed.pop("written") == {} and printed == to_json(found)
     assert printed["v"] == 1 and strobe("trace", many, "--top", 1, "--json").document["kernels"] == printed["kernels"]

@@ -7,7 +7,6 @@ import hashlib
 import json
 import re
 from collections.abc import Callable
-from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -176,18 +175,6 @@ def changed(path: Path, name: str, change: Callable[[list[Event]], list[Event]])
     return copy
 
 
-def parts(result: Result) -> dict[str, tuple[float, float]]:
-    """Microseconds of each part on both sides, after the sums were checked against the account."""
-    assert result.code == 0, result.err
-    found = result.document
-    answer, ledger = found["answer"], found["ledgers"][0]
-    for key in ("baseline_ns", "candidate_ns", "saved_ns"):
-        assert sum(Fraction(part[key]) for part in answer["parts"]) == Fraction(ledger[key])
-    assert len(answer["parts"]) <= 8
-    return {part["part"]: tuple(float(Fraction(part[key])) / 1e3 for key in ("baseline_ns", "candidate_ns"))
-            for part in answer["parts"]}  # fmt: skip
-
-
 def test_a_slower_candidate_has_a_loss(strobe: Strobe, tmp_path: Path) -> None:
     fast = write_model_trace(tmp_path / "fast.json")
     slow = changed(
@@ -196,15 +183,6 @@ def test_a_slower_candidate_has_a_loss(strobe: Strobe, tmp_path: Path) -> None:
     said = against(strobe, fast, slow, "-o", tmp_path / "page").out.partition("candidate against baseline: 0.50x")[2]
     assert "% of a step and 100.0 % of what it loses." in said and "of the loss" in said and "saving" not in said
     assert "of the saving" in against(strobe, slow, fast, "-o", tmp_path / "page").out
-
-
-def test_parts_worked_out_by_hand(strobe: Strobe, tmp_path: Path) -> None:
-    sides = write_model_trace(tmp_path / "a.json"), write_model_trace(tmp_path / "b.json", faster=3)
-    result = against(strobe, *sides, "--json")
-    assert parts(result) == {"focal kernel": (60, 20), "matrix products": (30, 10), "gaps between kernels": (10, 70)}
-    answer = result.document["answer"]
-    assert answer["unit"] == "step" and answer["levels"] == ["step"] and answer["missing"] == ""
-    assert answer["limit"] == "candidate's largest part now: gaps between kernels, 70 % of a step (0.07000 of 0.1000 ms)."
 
 
 def test_the_answer_is_last_in_the_terminal_and_first_on_the_page(strobe: Strobe, tmp_path: Path) -> None:

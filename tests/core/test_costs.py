@@ -148,11 +148,6 @@ def test_an_operation_is_what_torch_counts(a: int, b: int, c: int, d: int) -> No
         assert cost == Cost(flops=counter.get_total_flops(), read_bytes=read, write_bytes=4 * out.numel())
 
 
-def test_grouped_queries_read_fewer_keys() -> None:
-    shape = AttentionShape(num_heads=8, num_kv_heads=2, q_tokens=3, kv_tokens=5, head_dim=4)
-    assert costs.attention(shape, dtype="float32").read_bytes == 4 * (3 * 8 * 4 + 2 * 5 * 2 * 4)
-
-
 def test_pairs_that_cannot_be_are_refused() -> None:
     shape = AttentionShape(num_heads=2, q_tokens=3, kv_tokens=5, head_dim=4)
     assert costs.attention(shape, dtype="bf16", pairs=7).flops == 4 * 4 * 7

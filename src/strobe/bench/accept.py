@@ -290,7 +290,6 @@ class AcceptSubject:
     """The model to accept, and the settings.
 
     Args:
-        config: preset that streams.
         prompts: first prompt, and another one.
         seed: of the first clip; the clip of another seed has the next one.
         blocks: frame blocks of the first clip.

@@ -74,12 +74,7 @@ def finished(place: Path) -> bool:
 
 
 def claim(folder: Path, request: Any) -> None:
-    """Write what was asked for into the folder, or check that the folder holds cells of the same.
-
-    Raises:
-        ConfigError: the folder holds cells of another request.
-        StrobeError: the request cannot be written.
-    """
+    """Write what was asked for into the folder, or check that the folder holds cells of the same."""
     file = folder / REQUEST
     try:
         if file.exists():
@@ -94,11 +89,7 @@ def claim(folder: Path, request: Any) -> None:
 
 
 def write_json(file: Path, value: Any) -> None:
-    """Write a value as JSON, into a folder that is made if absent.
-
-    Raises:
-        StrobeError: it cannot be written.
-    """
+    """Write a value as JSON, into a folder that is made if absent."""
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -107,11 +98,7 @@ def write_json(file: Path, value: Any) -> None:
 
 
 def check_same(folder: Path, held: Mapping[str, object], asked: Mapping[str, object]) -> None:
-    """Check that a folder's cells were asked for with the same settings.
-
-    Raises:
-        ConfigError: some differ.
-    """
+    """Check that a folder's cells were asked for with the same settings."""
     differing = [name for name in asked if held.get(name) != asked[name]]
     if differing:
         raise ConfigError(f"{folder} holds cells that differ in {', '.join(differing)}; give the same, or name another folder")

@@ -185,11 +185,7 @@ MODELS: Final[dict[str, DitModel]] = {
 
 
 def model_named(name: str) -> DitModel:
-    """Return a model of the table.
-
-    Raises:
-        ConfigError: there is none of that name.
-    """
+    """Return a model of the table."""
     if name not in MODELS:
         raise unknown_choice("model", name, MODELS)
     return MODELS[name]

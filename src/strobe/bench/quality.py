@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
@@ -83,9 +84,9 @@ def by_oracle(variant: str, frames: Tensor, work: Workload) -> Iterator[Quality]
     if not readable(tuple(frames.shape[2:4]), [prompt.text for prompt in work.prompts]):
         return
     clips = (frames.permute(0, 1, 4, 2, 3).float() / 255).contiguous()  # [B, F, 3, Y, X]
-    segments = _segments(work)
-    found = [oracle.detect(clips[:, first:last]) for first, last, _ in segments]
-    wanted = [torch.tensor(parse(prompt).attributes) for _, _, prompt in segments]
+    begins = [_first_frame(work, prompt.frame_block) for prompt in work.prompts]
+    found = [oracle.detect(clips[:, first:last]) for first, last in pairwise([*begins, work.frames])]
+    wanted = [torch.tensor(parse(prompt.text).attributes) for prompt in work.prompts]
     yield _accuracy(variant, found, wanted, work)
     yield from _switch_latency(variant, found, wanted)
     yield _drift(variant, found, wanted, work)
@@ -93,7 +94,7 @@ def by_oracle(variant: str, frames: Tensor, work: Workload) -> Iterator[Quality]
     definition = "mean absolute second difference in time of the object's mean colour in [0, 1]"
     yield _score(variant, "flicker", flicker, definition, "lower")
     starts = tuple(_first_frame(work, block) for block in range(1, work.frame_blocks))
-    inner = tuple(start for start in starts if start not in {first for first, _, _ in segments})
+    inner = tuple(start for start in starts if start not in begins)
     definition = "picture change into a frame block / change inside one, prompt switches apart; 1 is seamless"
     yield _score(variant, "border_jump", border_jump(clips, inner) if inner else torch.empty(0), definition, "lower")
 
@@ -163,12 +164,6 @@ def _score(variant: str, metric: str, values: Tensor, definition: str, better: s
 
 def _first_frame(work: Workload, block: int) -> int:
     return 0 if block == 0 else work.frames_first_block + (block - 1) * work.frames_per_block
-
-
-def _segments(work: Workload) -> list[tuple[int, int, str]]:
-    """Return the first frame, the frame after the last, and the prompt, of every prompt in order."""
-    starts = [_first_frame(work, prompt.frame_block) for prompt in work.prompts] + [work.frames]
-    return [(starts[index], starts[index + 1], prompt.text) for index, prompt in enumerate(work.prompts)]
 
 
 Pairs = tuple[tuple[Path, Path], ...]

@@ -53,7 +53,6 @@ class HelpPage(DefaultFormatter):
     """Pages of `--help` from docstrings that were read as plain text."""
 
     def render_description(self, console: Console, options: ConsoleOptions, description: Any) -> None:
-        """Print what a verb does, and its examples."""
         if isinstance(description, InlineText):
             console.print(document(_plain(description)), soft_wrap=False)
 

@@ -164,7 +164,6 @@ def attention(
 
 
 def _cells(grid: CellFlags) -> tuple[GridCell, ...]:
-    """Return the cells that the flags ask for."""
     from strobe.bench.attention.contestant import (
         GRIDS,
         SHAPES,
@@ -237,7 +236,6 @@ def _show_traces(runs: list[CellRun], output: Output) -> None:
 
 
 def _document(cell: CellRun) -> dict[str, Any]:
-    """Return the JSON document of one cell."""
     from strobe.perf.analysis.runs.grid import speedup
 
     compared = None if cell.serialised else cell.reference
@@ -375,7 +373,6 @@ def _tree_grid(shapes: list[RankedCall], how: TreeSettings, out: Path, output: O
 
 
 def _tree_document(cell: CellRun) -> dict[str, Any]:
-    """Return the JSON document of one cell."""
     from strobe.perf.report.bench_pages import bound, collectives_of, parts_of, straggler, warnings
 
     def figures(entry: GridContestant) -> dict[str, Any]:

@@ -141,11 +141,7 @@ def run_gate(device: str, output: Output) -> tuple[dict[str, Any], tuple[GateRun
 
 
 def look(device: str, gates: tuple[GateRun, ...] = ()) -> dict[str, Any]:
-    """Describe the machine, and the attention, optimisations and quality metrics available on it.
-
-    Args:
-        gates: that were run just now.
-    """
+    """Describe the machine, and the attention, optimisations and quality metrics available on it."""
     import msgspec
 
     from strobe.core.device import resolve_device

@@ -289,11 +289,7 @@ class WrittenClip:
 
 
 def read_recipe(path: Path) -> RecipeAnswer:
-    """Read and check the recipe of a stream.
-
-    Raises:
-        DataError: no such file, or it is no recipe of this version.
-    """
+    """Read and check the recipe of a stream."""
     import msgspec
 
     from strobe.serve.protocol import VERSION, RecipeAnswer

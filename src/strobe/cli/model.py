@@ -130,7 +130,6 @@ class ModelFlags:
                 reads(text)
 
     def given(self) -> "Weights":
-        """The weights that the flags name."""
         unused = {"--release": self.release, "--prompt-cache": self.prompt_cache} if self.random_weights else {}
         for flag, folder in unused.items():
             if folder is not None:
@@ -165,7 +164,6 @@ class ModelFlags:
             resolve(config, defaults, device)
 
     def load(self) -> "Model":
-        """Load the model of the flags."""
         from strobe.engine.load import load
 
         return load(self.model, self.given())

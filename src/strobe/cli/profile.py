@@ -321,7 +321,6 @@ def _numbers(found: KernelProfile) -> dict[str, object]:
 
 
 def _described(model: Model, config: ResolvedConfig, cold: bool) -> ProfileFacts:
-    """Return the facts of the run for the page."""
     from strobe.bench.operations import dtype_name, steady_pass
     from strobe.perf.measure.machine import describe_machine, utc_now
     from strobe.perf.report.profile_pages import ProfileFacts

@@ -204,7 +204,6 @@ def write(
 
 
 def _warn(run: RunRecords, output: Output) -> None:
-    """Warn of what is missing from a run."""
     if run.end is None or run.end.status != "complete":
         status = run.end.status if run.end else "cut short"
         output.note(f"{run.folder}: the run was {status}: the report is of {run.made}, and what came after them is missing")

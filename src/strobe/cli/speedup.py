@@ -38,7 +38,6 @@ class LogFlags:
 
     @property
     def known_unit(self) -> Unit | None:
-        """Unit of the values; None if it is not given."""
         from strobe.perf.logs.patterns import parse_unit
 
         return None if self.unit is None else parse_unit(self.unit)
@@ -79,7 +78,6 @@ class Sides:
 
     @property
     def calls(self) -> int | None:
-        """Calls per stage; None if they are not given."""
         if self.calls_per_stage is not None and self.calls_per_stage < 1:
             raise ConfigError(f"--calls-per-stage {self.calls_per_stage}: a stage has 1 or more; leave it out if nobody counted")
         return self.calls_per_stage
@@ -318,7 +316,6 @@ def _show(study: SpeedupStudy, report: Report, failed: Sequence[str], written: S
 
 
 def _show_texts(blocks: Sequence[Block], output: Output) -> None:
-    """Print notes, one line each."""
     from strobe.perf.table import model
 
     said = [item for block in blocks if isinstance(block, model.Notes) for item in block.items]

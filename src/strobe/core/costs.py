@@ -41,11 +41,7 @@ def parse_dtype(name: str) -> str | None:
 
 
 def element_bytes(dtype: str) -> int:
-    """Return the bytes of one element.
-
-    Raises:
-        ConfigError: no dtype of that name.
-    """
+    """Return the bytes of one element."""
     known = parse_dtype(dtype)
     if known is None:
         raise ConfigError(f"unknown dtype {dtype!r}; allowed: {', '.join(DTYPE_BYTES)}")
@@ -93,12 +89,7 @@ def _check(**sizes: int) -> None:
 
 
 def matmul(m: int, k: int, n: int, *, dtype: str, batch: int = 1) -> Cost:
-    """Compute the cost of `batch` products `[m, k] @ [k, n]`: `2 m k n` FLOPs each.
-
-    Raises:
-        ShapeError: a size is negative.
-        ConfigError: unknown dtype.
-    """
+    """Compute the cost of `batch` products `[m, k] @ [k, n]`: `2 m k n` FLOPs each."""
     _check(m=m, k=k, n=n, batch=batch)
     size = element_bytes(dtype)
     return Cost(flops=2 * batch * m * k * n, read_bytes=batch * (m * k + k * n) * size, write_bytes=batch * m * n * size)
@@ -193,9 +184,6 @@ def attention_backward(shape: AttentionShape, *, dtype: str, pairs: int | None =
     """Compute the cost of attention's gradients: `10 D` FLOPs per pair that meets (scores again, and four gradients, `2 D` each).
 
     Bytes: queries, keys, values, the output and its gradient are read, three gradients are written.
-
-    Raises:
-        ShapeError: more pairs than a dense call has.
     """
     forward = attention(shape, dtype=dtype, pairs=pairs)
     queries = forward.write_bytes
@@ -227,13 +215,11 @@ class DevicePeaks:
     """Peak rates of one device.
 
     Args:
-        name: short name.
         reported_as: names under which torch, drivers and traces report it, with or without the maker's prefix.
         bandwidth_bytes_per_s: of the device memory, bytes/s.
         cache_bytes: last-level cache; what fits into it may be read faster than from the memory.
         flops_per_s: dense matrix peak by canonical dtype, FLOP/s, accumulated in float32 where the device has that choice;
             `float32` is without tensor cores; a dtype that the device does not have is absent.
-        source: document.
         clock_mhz: SM clock at which the matrix peaks hold: peak / (SMs x FLOPs of an SM in a cycle), MHz; None: not known.
     """
 
@@ -281,7 +267,6 @@ DEVICES: Final = tuple(
     )
     for name, reported_as, bandwidth, cache, peaks, source in _TABLE
 )
-"""Every device this package knows the peaks of."""
 
 _PREFIXES: Final = ("NVIDIA ", "AMD ")
 
@@ -305,7 +290,6 @@ class TransformerShape:
         name: what a user calls it.
         num_layers, dim, ffn_dim, num_heads: of the transformer; a head has `dim / num_heads` channels.
         text_tokens: tokens attended in cross-attention, padding included.
-        latent_channels: channels of a latent frame.
         patch: latent cells per token, height and width.
         stride: pixels per latent cell and frames per latent frame.
         frame_block: latent frames made at a time.
@@ -353,7 +337,6 @@ WAN_1_3B: Final = TransformerShape(
 WAN_14B: Final = replace(WAN_1_3B, name="wan-14b", num_layers=40, dim=5120, ffn_dim=13824, num_heads=40)
 """Wan2.1-T2V-14B, config.json; frame_block: krea-realtime-video (3 latent frames)."""
 TRANSFORMERS: Final[dict[str, TransformerShape]] = {shape.name: shape for shape in (WAN_1_3B, WAN_14B)}
-"""Known transformers by name."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

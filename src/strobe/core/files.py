@@ -20,9 +20,6 @@ _NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT)
 def write_whole(path: Path, data: bytes | str) -> Path:
     """Write a file beside and rename it, so that the old or the new one exists at any moment; text as UTF-8.
 
-    Returns:
-        path.
-
     Raises:
         StrobeError: it cannot be written; then the old one stands and nothing else is left.
     """
@@ -34,9 +31,6 @@ def write_whole(path: Path, data: bytes | str) -> Path:
 
 def write_together(contents: Mapping[Path, bytes | str]) -> tuple[Path, ...]:
     """Write files that belong together: all are on the disk before the first one is renamed to its place.
-
-    Returns:
-        the paths.
 
     Raises:
         StrobeError: one cannot be written; then all old ones stand and nothing else is left.

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, Final
 
 ATTENTION: Final = {"dense": "strobe.attention.dense", "sparse": "strobe.attention.sparse"}
-"""By operator."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -20,7 +19,6 @@ class Plugin:
 
     Args:
         group: such as `strobe.attention.dense`.
-        name: of the entry point.
         place: module and name, such as `package.module:NAME`.
         package: name and version of the package that has it.
         found: what the place holds; None if it is broken.

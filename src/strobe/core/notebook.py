@@ -12,12 +12,7 @@ MAX_TEXT = 48
 
 
 def html_table(caption: str, rows: Sequence[Mapping[str, object]]) -> str:
-    """Return rows as an HTML table with their keys as its head, the first `MAX_ROWS` of them.
-
-    Args:
-        caption: what the rows are.
-        rows: with the same keys each.
-    """
+    """Return rows as an HTML table with their keys as its head, the first `MAX_ROWS` of them."""
     if not rows:
         return f"<p>{escape(caption)}: none.</p>"
     head = "".join(f"<th>{escape(key)}</th>" for key in rows[0])
@@ -38,7 +33,6 @@ def text_table(rows: Sequence[Mapping[str, object]], columns: Sequence[str], mos
 
     Args:
         rows: with the same keys each.
-        columns: keys that are shown.
         most: rows that are shown; a line says how many more there are.
     """
     head = [column.removesuffix("_ns").replace("_", " ") + (" ms" if column.endswith("_ns") else "") for column in columns]

@@ -62,7 +62,6 @@ class DocumentRow:
 
     @property
     def label(self) -> str:
-        """Text of the first cell."""
         return self.cells[0].text
 
 
@@ -91,7 +90,6 @@ class LintFigure:
 
     @property
     def place(self) -> ClaimPlace:
-        """Place of the cell."""
         row, column = self.table.rows[self.row], self.table.header[self.column]
         return ClaimPlace(line=row.line, table=row.group or self.table.name, row=row.label, column=column)
 
@@ -189,7 +187,6 @@ class DocumentTable:
         return [series for series in self.of_kind("time") if series.metric.statistic not in ("spread", "sum")]
 
     def of_kind(self, *kinds: str) -> list[MetricSeries]:
-        """Return the series of the given kinds of metric."""
         return [series for series in self.series if series.metric.kind in kinds]
 
 
@@ -210,7 +207,6 @@ class Sentence:
 
     @property
     def found(self) -> tuple[Quantity, ...]:
-        """Numbers in the sentence."""
         return quantities(self.text)
 
     def about(self, figures: Iterable[LintFigure]) -> list[LintFigure]:
@@ -288,7 +284,6 @@ class LintDocument:
 
     @cached_property
     def figures(self) -> tuple[LintFigure, ...]:
-        """All figures of all tables, in order."""
         return tuple(figure for table in self.tables for series in table.series for figure in series.figures)
 
 

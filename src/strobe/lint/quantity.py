@@ -38,16 +38,13 @@ class Bounds:
 
     @property
     def middle(self) -> Fraction:
-        """Middle of the interval."""
         return (self.low + self.high) / 2
 
     @property
     def width(self) -> Fraction:
-        """High minus low."""
         return self.high - self.low
 
     def overlaps(self, other: Bounds) -> bool:
-        """Return True if some value lies in both intervals."""
         return self.low <= other.high and other.low <= self.high
 
     def wider(self, by: Fraction) -> Bounds:

@@ -818,11 +818,7 @@ WARNINGS: Final = frozenset({"statistic-unnamed", "percentile-samples", "quality
 
 
 def lint_file(path: Path, options: LintOptions | None = None, rules: Rules = RULES) -> tuple[Claim, ...]:
-    """Hold the claims of a file to the rules: Markdown, or printed output.
-
-    Raises:
-        DataError: the file cannot be read or is neither.
-    """
+    """Hold the claims of a file to the rules: Markdown, or printed output."""
     name, suffix = path.as_posix(), path.suffix.lower()
     if suffix not in READERS:
         raise DataError(f"{name}: cannot be linted; give Markdown (.md) or printed output (.txt, .log)")
@@ -834,11 +830,7 @@ def lint_file(path: Path, options: LintOptions | None = None, rules: Rules = RUL
 
 
 def chosen_rules(ignore: Collection[str]) -> Rules:
-    """Return the rules left without those of the ids in `ignore`.
-
-    Raises:
-        ConfigError: no rule of that id.
-    """
+    """Return the rules left without those of the ids in `ignore`."""
     for name in ignore:
         if name not in RULES:
             raise unknown_choice("rule", name, RULES)

@@ -38,7 +38,6 @@ class MetricsAsked:
             raise ConfigError(f"--block-frames {told}: give one number, or two, of the first frame block and of the others")
 
     def wants(self, name: str) -> bool:
-        """Return whether a metric was asked for."""
         return not self.metrics or name in self.metrics
 
 
@@ -101,11 +100,7 @@ METRICS: Final = (
 
 
 def metric(name: str) -> QualityMetric:
-    """Return the metric of a name.
-
-    Raises:
-        ConfigError: there is no such metric; names the nearest.
-    """
+    """Return the metric of a name."""
     for each in METRICS:
         if each.name == name:
             return each

@@ -163,7 +163,6 @@ def block_starts(num_frames: int, block_frames: int, first_block_frames: int | N
     """Return the first frames of all frame blocks of a clip but the first one.
 
     Args:
-        num_frames: pixel frames of the clip.
         block_frames: of a frame block, at least 2.
         first_block_frames: of the first one, if it is shorter.
 

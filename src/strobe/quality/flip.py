@@ -88,7 +88,6 @@ def _rgb(picture: Tensor) -> Tensor:
 
 
 def _lab(picture: Tensor) -> Tensor:
-    """Convert linear RGB to Lab."""
     relative = _times(_matrix(picture), picture) / _white(picture)
     edge = 6 / 29
     x, y, z = torch.where(relative > edge**3, relative.clamp_min(1e-12) ** (1 / 3), relative / (3 * edge**2) + 4 / 29).unbind(1)

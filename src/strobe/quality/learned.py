@@ -53,7 +53,6 @@ FILES: Final[dict[str, tuple[File, ...]]] = {
     "lpips": (ALEXNET, LPIPS_HEADS),
     "clip_score": (CLIP,),
 }
-"""Files by metric."""
 
 
 def lacking(name: str, folder: Path | None) -> str:
@@ -99,11 +98,7 @@ def said_sha256(folder: Path) -> dict[str, str]:
 
 
 def read(file: File, folder: Path) -> dict[str, Any]:
-    """Read the tensors of a file that `lacking` found to be as expected.
-
-    Raises:
-        WeightsError: it is no file of tensors.
-    """
+    """Read the tensors of a file that `lacking` found to be as expected."""
     path = folder / file.name
     try:
         found = torch.load(path, map_location="cpu", weights_only=True)
@@ -115,11 +110,7 @@ def read(file: File, folder: Path) -> dict[str, Any]:
 
 
 def tensor(found: dict[str, Any], name: str, shape: tuple[int, ...], file: File) -> torch.Tensor:
-    """Return one tensor of a file, float32.
-
-    Raises:
-        WeightsError: it is missing or has another shape.
-    """
+    """Return one tensor of a file, float32."""
     value = found.get(name)
     if not isinstance(value, torch.Tensor) or tuple(value.shape) != shape:
         have = list(value.shape) if isinstance(value, torch.Tensor) else "nothing"
@@ -219,9 +210,6 @@ def clip_score(folder: Path, device: torch.device) -> Callable[[Tensor, str], Te
 
     Args:
         folder: with the folder `clip` of a model in the layout of the Hugging Face hub.
-
-    Raises:
-        WeightsError: it is no such folder.
     """
     from transformers import AutoTokenizer, CLIPModel
 

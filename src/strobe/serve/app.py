@@ -66,7 +66,6 @@ class StreamServer:
 
     Args:
         model: loads what streams run, away from the event loop.
-        device: where they run.
         preset: of who asks for none.
 
     Raises:
@@ -117,7 +116,6 @@ class StreamServer:
 
     @property
     def ready(self) -> bool:
-        """Whether streams can be opened."""
         return self.hub is not None and bool(self.hub.worker.costs)
 
     @property
@@ -279,13 +277,7 @@ LARGEST_MESSAGE: Final = 8 * 2**20
 
 
 class Listening(uvicorn.Server):
-    """uvicorn, which saves streams and tells viewers before it closes their connections. It ends if the server cannot start.
-
-    Args:
-        server: what answers.
-        settings: certificate and key.
-        log_level: of uvicorn's own lines.
-    """
+    """uvicorn, which saves streams and tells viewers before it closes their connections. It ends if the server cannot start."""
 
     def __init__(self, server: StreamServer, settings: ServeSettings, *, log_level: str = "warning") -> None:
         super().__init__(
@@ -305,7 +297,6 @@ class Listening(uvicorn.Server):
         self._server = server
 
     async def on_tick(self, counter: int) -> bool:
-        """Return whether to end now."""
         return await super().on_tick(counter) or self._server.error is not None
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:

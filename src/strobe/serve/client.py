@@ -54,7 +54,6 @@ class Playback:
     _epoch: int = field(default=0, repr=False)
 
     def arrive(self, picture: Picture, now: float) -> None:
-        """Add a picture that has arrived."""
         if picture.epoch > self._epoch:
             self._epoch = picture.epoch
             self._waiting.clear()
@@ -64,7 +63,6 @@ class Playback:
             self._play(now)
 
     def paint(self, now: float) -> Picture | None:
-        """Return the picture that is due, if one is; else None."""
         if self._due is None or now < self._due:
             return None
         if not self._waiting:
@@ -88,13 +86,11 @@ class Playback:
             self.stall_s, self._dry = self.stall_s + now - self._dry, None
 
     def flush(self) -> None:
-        """Drop all waiting pictures."""
         self._waiting.clear()
         self._due = self._dry = None
 
     @property
     def waiting(self) -> int:
-        """Number of pictures that wait."""
         return len(self._waiting)
 
 
@@ -107,10 +103,6 @@ class LoadViewer:
             if isinstance(message, Picture):
                 ...
     ```
-
-    Args:
-        socket: the connection.
-        welcome: the server's answer.
     """
 
     def __init__(self, socket: ClientConnection, welcome: Welcome) -> None:
@@ -118,7 +110,6 @@ class LoadViewer:
         self.generation, self.painted = welcome.generation, welcome.resumed_at_frame
 
     async def send(self, message: FromViewer) -> None:
-        """Send a message."""
         await self.socket.send(protocol.write(message))
 
     async def seen(self, picture: Picture, waiting: int = 0, late_ms: float = 0.0, playback: Playback | None = None) -> None:

@@ -57,7 +57,6 @@ class Connection:
     _times: deque[float] = field(default_factory=lambda: deque(maxlen=BURST))
 
     async def run(self) -> None:
-        """Serve the viewer until it goes."""
         await self.socket.accept()
         channel: Channel | None = None
         try:

@@ -35,7 +35,6 @@ HARDENING: Final = {
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
 }
-"""Headers of every answer."""
 LONGEST_BODY: Final = 4096
 LOGINS_A_MINUTE: Final = 20
 
@@ -53,7 +52,6 @@ class Guard:
     """ASGI middleware that checks every request before the application.
 
     Args:
-        app: what is guarded.
         hosts: names beside this machine's loopback that a Host header may have.
         addresses: it may also be any IP address, for a server that others reach.
         token: what a viewer must know; None: nothing, for a server on loopback.
@@ -78,7 +76,6 @@ class Guard:
         self._logins: deque[float] = deque()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request, or pass it on."""
         if scope["type"] not in ("http", "websocket"):
             await self._app(scope, receive, send)
             return

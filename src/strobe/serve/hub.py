@@ -78,11 +78,7 @@ class Recordings:
         self._folder = tempfile.TemporaryDirectory(prefix="strobe-serve-")
 
     def start(self, stream: str, fps: int) -> None:
-        """Begin to write the frames that are made from now on.
-
-        Raises:
-            StrobeError: no file can be written.
-        """
+        """Begin to write the frames that are made from now on."""
         growing = self._growing.get(stream)
         if growing is None or growing.ended is not None:
             video = VideoFile(Path(self._folder.name) / f"{secrets.token_urlsafe(16)}.mp4", fps=fps)
@@ -107,7 +103,6 @@ class Recordings:
             self._writer.submit(growing.video.close)
 
     def close(self) -> None:
-        """End and delete all clips."""
         for stream in list(self._growing):
             self.stop(stream)
         self._writer.shutdown(wait=True)
@@ -167,7 +162,6 @@ class Channel:
     """The event loop's part of a stream.
 
     Args:
-        name: of the stream.
         secret: opens it again.
         frames: made and not painted, in order.
         cursor: number of the frame that is sent next.
@@ -199,7 +193,6 @@ class Channel:
     """What differs from where the stream was made before it was taken over; empty: nothing, its bits are the same."""
 
     def tell(self, message: FromServer) -> None:
-        """Send a message to the viewer, if there is one."""
         if self.send is not None:
             self.send(message)
 
@@ -213,7 +206,6 @@ class Channel:
 
 T = TypeVar("T")
 ENCODERS: Final = max(2, len(os.sched_getaffinity(0)) // 2)
-"""Threads that encode pictures."""
 JPEGS_UNDER_WAY: Final = 3
 """JPEG pictures sent and not received; a slow connection gets fewer frames made, not older ones."""
 PICTURES_UNDER_WAY: Final = 64
@@ -244,7 +236,6 @@ class Hub:
 
     @property
     def fps(self) -> int:
-        """Frames per second of the model."""
         return self.worker.model.defaults.fps
 
     @property
@@ -298,14 +289,12 @@ class Hub:
         return channel
 
     def find(self, secret: str) -> Channel | None:
-        """Return the channel that a secret opens, or None."""
         for known, name in self._secrets.items():
             if secrets.compare_digest(known.encode(), secret.encode()):
                 return self.channels.get(name)
         return None
 
     async def drop(self, channel: Channel) -> None:
-        """Close a stream for good."""
         self.channels.pop(channel.name, None)
         self._secrets.pop(channel.secret, None)
         channel.frames.clear()
@@ -400,7 +389,6 @@ class Hub:
             self.recordings.add(name, block.frames)
 
     def seen(self, channel: Channel, message: PaintedFrame) -> None:
-        """Handle a viewer's report of what it has painted."""
         if message.generation != channel.generation:
             return
         painted = min(max(channel.painted, message.frame + 1), channel.cursor)
@@ -424,7 +412,6 @@ class Hub:
         self.tell_worker(channel)
 
     def received(self, channel: Channel, message: Received) -> None:
-        """Handle a viewer's report of what has arrived."""
         if message.generation == channel.generation:
             channel.received = min(max(channel.received, message.frame + 1), channel.cursor)
             channel.quiet_s = monotonic()
@@ -561,7 +548,6 @@ class Hub:
         log_event("stream suspended", stream=channel.name)
 
     async def close(self) -> None:
-        """Close all streams and stop the worker."""
         if self._worker is not None:
             await asyncio.to_thread(self._worker.close)
         self._pool.shutdown(wait=True)
@@ -601,7 +587,6 @@ class Encoder:
 
     Args:
         width, height: of a frame, even.
-        fps: frames per second.
     """
 
     def __init__(self, codec: Codec, width: int, height: int, fps: int) -> None:

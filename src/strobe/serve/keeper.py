@@ -46,7 +46,6 @@ class Keeper:
     """All streams of a server that are kept. Its methods may be called from any thread but for those that say otherwise.
 
     Args:
-        store: where they are kept.
         every: frame blocks between two snapshots; 0: none, a stream then comes back from its start.
         failed: called from any thread with the name of a stream that can be kept no longer.
     """
@@ -58,7 +57,6 @@ class Keeper:
         self._snapshots = ThreadPoolExecutor(1, thread_name_prefix="strobe-keep")
 
     def has(self, name: str) -> bool:
-        """Return whether a stream is kept."""
         return name in self._kept
 
     def begin(self, secret: str, saved: SavedStream, image: bytes) -> None:
@@ -124,7 +122,6 @@ class Keeper:
         return self._snapshots.submit(self._save, kept, snapshot, record, file, None)
 
     def save_branch(self, name: str, branch: Branch, record: SavedStream) -> None:
-        """Write a branch of a stream."""
         kept = self._kept.get(name)
         if kept is not None:
             file = f"branch-{branch.number}-{kept.place.owner}.safetensors"

@@ -360,11 +360,7 @@ class Picture:
 
 
 def read_picture(data: bytes) -> Picture:
-    """Read a binary message of the server.
-
-    Raises:
-        DataError: it is no picture of this version.
-    """
+    """Read a binary message of the server."""
     if len(data) < _HEADER.size:
         raise DataError(f"a picture of {len(data)} bytes has no header; {_HEADER.size} bytes are the least")
     version, codec, key, generation, frame, epoch, made_us = _HEADER.unpack_from(data)
@@ -397,11 +393,7 @@ def read_viewer(text: str | bytes) -> FromViewer:
 
 
 def read_server(text: str | bytes) -> FromServer:
-    """Read a message of the server.
-
-    Raises:
-        DataError: it is none of this version.
-    """
+    """Read a message of the server."""
     try:
         found: FromServer = _server.decode(text)
     except (msgspec.MsgspecError, UnicodeError) as error:

@@ -27,7 +27,6 @@ class Demand:
     """One stream's need for frame blocks.
 
     Args:
-        stream: its name.
         ahead_s: seconds of video that are made and not painted yet.
         target_s: how many it wants; it is not made any further ahead.
         running: it is playing, and its viewer is there and keeps up.
@@ -59,7 +58,6 @@ class StreamCost:
         block_s: time of a steady frame block on the device.
         longest_s: the longest piece of work that cannot be interrupted: a block after a prompt switch.
         content_s: seconds of video in a frame block.
-        stream_bytes: device memory of one stream.
     """
 
     block_s: float
@@ -120,7 +118,6 @@ def refusal(
     and one block's video.
 
     Args:
-        asked: its preset.
         open_streams: costs of the streams that are open and not suspended.
         costs: of every preset that runs here, the best quality first.
         free_bytes: device memory that is free.

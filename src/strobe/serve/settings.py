@@ -79,11 +79,7 @@ class ServeSettings:
             raise ConfigError(f"--token: one of {len(self.token)} characters can be guessed; give at least 16")
 
     def check_files(self) -> None:
-        """Check that the certificate and its key are there.
-
-        Raises:
-            ConfigError: one is not; names its flag.
-        """
+        """Check that the certificate and its key are there."""
         for flag, path in (("--tls-cert", self.tls_cert), ("--tls-key", self.tls_key)):
             if path is not None and not path.is_file():
                 raise ConfigError(f"{flag} {path}: there is no file of that name; give the certificate and its key as PEM files")

@@ -115,7 +115,6 @@ class StreamFolder:
 
     @property
     def taken(self) -> bool:
-        """Whether another server has taken the stream over."""
         return any(owner > self.owner for owner in _owners(self.folder))
 
 
@@ -125,9 +124,6 @@ class Store:
     Args:
         folder: created if it is not there; for its user alone.
         resume_s: a stream that no server has touched for so long is gone.
-
-    Raises:
-        ConfigError: it cannot be written.
     """
 
     def __init__(self, folder: Path, *, resume_s: float) -> None:
@@ -143,11 +139,7 @@ class Store:
         return self.folder / "streams" / hashlib.sha256(secret.encode()).hexdigest()
 
     def add(self, secret: str, saved: SavedStream, image: bytes) -> StreamFolder:
-        """Begin a stream's folder.
-
-        Raises:
-            StrobeError: it cannot be written.
-        """
+        """Begin a stream's folder."""
         place = StreamFolder(folder=self._folder(secret), owner=1)
         try:
             place.folder.mkdir(mode=0o700, exist_ok=True)

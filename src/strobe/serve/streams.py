@@ -114,7 +114,6 @@ class GpuClock:
     """Time that a GPU works for each frame block of a stream, however far the host is ahead of it and whatever else it does.
 
     Args:
-        device: the GPU.
         late: a frame block is handed out by the call after the one that made it (`Knobs.late_frames`).
     """
 
@@ -173,8 +172,6 @@ class SpareSessions:
     """Sessions of one model on one device that no stream uses. Every method belongs to the thread that owns the device.
 
     Args:
-        model: that they run.
-        device: where they are.
         most: kept; further ones are closed. 0: none is, as on a CPU, where a session opens at once.
     """
 
@@ -232,7 +229,6 @@ class LiveStream:
     Args:
         name: what others call it; no secret.
         sessions: where its session comes from, and goes when it needs none.
-        origin: what it begins with.
     """
 
     name: str
@@ -280,9 +276,6 @@ class LiveStream:
             snapshot: between two frame blocks; its tensors are on the CPU.
             frame: number of the first frame after it.
             waiting: a prompt that was asked for and had no frame block yet; it follows the log.
-
-        Raises:
-            StrobeError: see `open`.
         """
         made = 0 if snapshot is None else snapshot.next_block
         self.log, self._replay, self._held, self._waiting = list(log), tuple(log), waiting, None
@@ -500,11 +493,7 @@ class LiveStream:
         return branch
 
     def branch(self, number: int) -> Branch:
-        """Return a kept branch by number.
-
-        Raises:
-            ConfigError: there is none of that number.
-        """
+        """Return a kept branch by number."""
         if number not in self.branches:
             raise ConfigError(f"there is no branch {number}; this stream keeps {sorted(self.branches) or 'none'}")
         return self.branches[number]
@@ -513,7 +502,6 @@ class LiveStream:
         """Return to a branch; a new generation begins.
 
         Raises:
-            ConfigError: there is none of that number.
             SessionError: it is of another seed or preset than the stream has now.
         """
         branch = self.branch(number)
@@ -523,11 +511,7 @@ class LiveStream:
         return branch
 
     def forked(self, number: int, name: str) -> LiveStream:
-        """Create a second stream that goes on from a branch; it shares the weights.
-
-        Raises:
-            ConfigError: there is none of that number.
-        """
+        """Create a second stream that goes on from a branch; it shares the weights."""
         branch = self.branch(number)
         other = LiveStream(name=name, sessions=self.sessions, origin=branch.origin, config=self.config)
         other._asleep = branch.snapshot
@@ -535,7 +519,6 @@ class LiveStream:
         return other
 
     def keep_branches(self, branches: Mapping[int, Branch]) -> None:
-        """Keep branches that were saved."""
         self.branches, self._next_branch = dict(branches), 1 + max(branches, default=0)
 
     def _take(self, branch: Branch) -> None:
@@ -566,7 +549,6 @@ class LiveStream:
         self._go_on()
 
     def recipe(self) -> RecipeAnswer:
-        """Return the recipe from which the stream can be made again."""
         origin = self.origin
         return RecipeAnswer(
             v=VERSION,

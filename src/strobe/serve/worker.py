@@ -43,7 +43,6 @@ class Worker:
     """The thread that runs the streams of one model on one device.
 
     Args:
-        model: what they run.
         default: the preset of who asks for none.
         start_buffer_s: seconds of video that viewers hold before they play; a stream is made no further ahead.
         most: streams that may be open.
@@ -93,7 +92,6 @@ class Worker:
         return defaults.frame_block * defaults.stride.time / defaults.fps
 
     def start(self) -> None:
-        """Start the thread."""
         self._thread.start()
 
     def close(self, timeout_s: float = 30.0) -> None:

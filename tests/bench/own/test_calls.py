@@ -72,11 +72,6 @@ def test_samples_run_forwards_and_back_after_gate_and_warm_up() -> None:
     assert runs == [*once, ("a", 2), *once[1:], ("a", 2), *once[1:], ("a", 1)]
 
 
-def test_one_round_has_no_interval_and_claims_nothing() -> None:
-    row = strobe.compare({"a": lambda: None, "b": lambda: None}, rounds=1)["b"]
-    assert (row.ratio_low, row.verdict) == (None, "inconclusive")
-
-
 @pytest.mark.parametrize("options", [{"warmup": 0}, {"rounds": 0}, {"tolerance": -1.0}, {"tolerance": math.nan}])
 def test_counts_and_tolerances_that_cannot_be_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=r"at least 1|0 or more"):

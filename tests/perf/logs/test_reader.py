@@ -155,12 +155,6 @@ def test_our_own_records(tmp_path: Path) -> None:
     assert (log.counts.matched, log.counts.similar, log.counts.ignored) == (1, 2, 2)
 
 
-def test_a_missing_file_and_a_folder_are_told(tmp_path: Path) -> None:
-    for path in (tmp_path / "no.log", tmp_path):
-        with pytest.raises(DataError, match="cannot read log"):
-            read_log(path)
-
-
 def test_names_that_change_from_line_to_line_are_refused(tmp_path: Path) -> None:
     text = "".join(f"[Request{n}Stage] finished in 1 s\n" for n in range(5000))
     with pytest.raises(DataError, match="group `name`"):

@@ -16,13 +16,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import strobe
 from layouts import compact, write
 from made_traces import trace_of
 from reports import column, decode_report, notes, section, study_of, tables, values
-from source import H200, ROOT
+from source import ROOT
 from strobe.perf.analysis.device.intervals import Window
-from strobe.perf.analysis.structure.window import choose_window
 from strobe.perf.report.blocks.kernels import MAX_MEMBERS
 from strobe.perf.report.documents.api import read_trace
 from strobe.perf.report.export import write_events
@@ -436,12 +434,6 @@ def test_what_held_up_the_host_is_named_by_the_idle_time_it_cost() -> None:
     assert dict(zip(values(causes, "idle because"), values(causes, "time"), strict=True))["profiler_overhead"] == 50
 
 
-def test_without_details_there_is_none() -> None:
-    for details, shown in ((False, False), (None, True)):
-        assert ("Critical path" in render_markdown(built(H200 / "graph.json.gz", details=details))) == shown
-    assert strobe.read_trace(H200 / "graph.json.gz", details=False).critical_paths == ()
-
-
 # Steps, ranges, communication, memory and sections.
 
 
@@ -464,26 +456,6 @@ def _table(section: m.Section | None, start: str) -> m.Table:
 
 def _values(table: m.Table, title: str, strong: bool | None = False) -> list[Any]:
     return values(table, title, [row for row in table.rows if strong is None or row.strong == strong])
-
-
-def test_steps_add_up_to_the_span() -> None:
-    section = steps_section(study_of(_model(), top=4))
-    summary, table = tables(section)
-    assert (_values(summary, "steps"), _values(summary, "steady"), _values(summary, "p50"), _values(summary, "kernels")) == (
-        [9], [8], [1_000], [5],
-    )  # fmt: skip
-    assert "the last one: no next step bounds it (1)" in notes(section)
-    assert _values(table, "step") == [
-        "ProfilerStep#5",
-        "ProfilerStep#6",
-        "ProfilerStep#7",
-        "ProfilerStep#8",
-        "before the first step",
-    ]
-    *_, more, span = [row.cells[2].ns for row in table.rows if row.strong]
-    assert sum(_values(table, "length")) + more == span == 9_970 - 100
-    windowed = steps_section(study_of(_model(), window=choose_window(_model(), "6..8")))
-    assert _values(tables(windowed)[1], "number") == [6, 7, 8] and _values(tables(windowed)[0], "steady") == [3]
 
 
 def test_a_period_shows_its_evidence_and_no_step_says_why() -> None:

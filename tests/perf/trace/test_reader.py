@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import layouts
-from layouts import compact, indented, kineto, shuffled, write
+from layouts import compact, indented, kineto, write
 from made_traces import device_events
 from strobe.core.errors import DataError, TraceFormatError
 from strobe.perf.trace import DeviceEvent, HostEvent, ReadCounts, Trace, chunks, columns, find_traces, read_trace
@@ -370,12 +370,6 @@ def test_a_column_says_what_its_numbers_say_one_by_one(texts: list[bytes]) -> No
     assert list(zip(values.tolist(), bad.tolist(), strict=True)) == [_one(text) for text in texts]
 
 
-@given(st.integers(10**12, 10**13 - 100), st.integers(1, 40))
-def test_a_column_of_equal_lengths(first: int, count: int) -> None:
-    values, bad = column_ns([msgspec.Raw(b"%d.%03d" % (first + i, i * 7)) for i in range(count)])
-    assert values.tolist() == [(first + i) * 1000 + i * 7 for i in range(count)] and not bad.any()
-
-
 _NUMBERS = st.one_of(
     st.integers(-5, 5), st.integers(-(2**31) - 2, -(2**31) + 2), st.integers(2**31 - 2, 2**31 + 2), st.just(2**61)
 )
@@ -496,33 +490,6 @@ def test_events_get_the_calls_and_ordinals_of_a_plain_calculation(
     assert _said(trace) == found
     if ran or not calls:
         assert trace.launched == launched
-
-
-@pytest.mark.parametrize("seed", range(6))
-def test_the_order_of_the_file_decides_no_tie(seed: int, folder: Path) -> None:
-    """Kernels and calls that start and end together, told apart by correlation, name, stream and thread alone."""
-    ran = [Ran(5, 2, number % 4 + 1, "ba"[number % 2], number // 4) for number in range(16)]
-    calls = [Call(number % 4 + 1, 1, 1, NAMES[number // 4], 9 - number) for number in range(8)]
-    one = _trace(folder, calls, ran)
-    other = _trace(folder, shuffled(calls, seed), shuffled(ran, seed))  # type: ignore[arg-type]
-    assert other.device_events == one.device_events and other.launched == one.launched
-    assert _said(one) == _expected(calls, ran)[0]
-
-
-@pytest.mark.parametrize(
-    ("name", "speaks"),
-    [
-        ("cudaLaunchKernel", True), ("hipExtModuleLaunchKernel", True), ("cudaGraphLaunch", True), ("cudaMemcpyAsync", True),
-        ("hipMemsetAsync", True), ("my_launcher", True), ("cuMemcpyHtoDAsync_v2", True), ("cudaFree", False),
-        ("cudaMalloc", False), ("urEnqueueUSMFill", False), ("cuModuleLoadData", False),
-    ],
-)  # fmt: skip
-def test_unanswered_calls_count_if_their_name_speaks_of_work_or_one_was_answered(name: str, speaks: bool, folder: Path) -> None:
-    other = Call(1, 1, 1, "answered", 1)
-    never = _trace(folder, [other, Call(2, 3, 1, name, 1), Call(3, 5, 1, name, 1)], [Ran(9, 1, 1, "k", 7)])
-    assert never.launched == {"answered": (1, 0)} | ({name: (2, 2)} if speaks else {})
-    once = _trace(folder, [other, Call(2, 3, 1, name, 1), Call(3, 5, 1, name, 1)], [Ran(9, 1, 1, "k", 7), Ran(9, 1, 3, "k", 7)])
-    assert once.launched == {"answered": (1, 0), name: (2, 1)}
 
 
 @pytest.mark.parametrize("nodes", [3, 100, 300, 40_000])

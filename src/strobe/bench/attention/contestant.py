@@ -93,11 +93,7 @@ class GridCell:
 
 
 def shape_named(name: str) -> Shape:
-    """Return one of `SHAPES`.
-
-    Raises:
-        ConfigError: no such shape.
-    """
+    """Return one of `SHAPES`."""
     for shape in SHAPES:
         if shape.name == name:
             return shape
@@ -116,9 +112,6 @@ def cells(
 
     Args:
         directions: False for forward, True for backward.
-
-    Raises:
-        ConfigError: a value that is not possible.
     """
     for block in blocks:
         if block not in BLOCKS:
@@ -140,9 +133,6 @@ def captured_cells(file: Path, levels: Sequence[float], blocks: Sequence[int]) -
 
     Args:
         levels: shares of the key tiles that its contestants skip.
-
-    Raises:
-        ConfigError: it is no such file, or holds no call; or a value that is not possible.
     """
     found = []
     for number, (call, (heads, width)) in enumerate(read_calls(file)):

@@ -608,10 +608,6 @@ def run_grid(cells: Sequence[GridCell], request: Request, folder: Path, progress
 
     Args:
         folder: made if absent; may hold cells of earlier runs with the same request.
-
-    Raises:
-        ConfigError: the folder holds cells of another request.
-        StrobeError: the records cannot be written, or the device is lost.
     """
     claim(folder, request)
     asked = [(cell.name, partial(_measure, cell, request)) for cell in cells]

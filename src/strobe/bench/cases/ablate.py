@@ -369,10 +369,6 @@ def run_cells(
 
     Args:
         folder: made if absent; may hold cells of earlier runs with the same base and request.
-
-    Raises:
-        ConfigError: the folder holds cells of another request.
-        StrobeError: the records cannot be written, or the device is lost.
     """
     defaults, place = model.defaults, resolve_device(device)
     request = {  # what must agree between all cells of a folder

@@ -179,11 +179,7 @@ def _draw(call: AttentionCall, dtype: torch.dtype, device: torch.device) -> tupl
 
 @torch.inference_mode()
 def measure_attention(case: AttentionCase, writer: RunWriter, plan: AttentionPlan, progress: Progress) -> None:
-    """Gate, time and trace every implementation. One whose gate is red gets no numbers.
-
-    Raises:
-        StrobeError: the records cannot be written.
-    """
+    """Gate, time and trace every implementation. One whose gate is red gets no numbers."""
     steps = len(case.variants) * (1 + bool(plan.traced_calls)) + plan.rounds * len(case.order)
     run = Rounds(writer, case.device, progress, steps)
     with end_line(writer):

@@ -24,9 +24,6 @@ class AttentionCall:
         grid: tokens in time, height and width, which sparse attention needs.
         sparsity: share of the key tiles that sparse attention skips.
         seed: of q, k and v.
-
-    Raises:
-        ConfigError: a size, the dtype or the grid is not possible.
     """
 
     q_tokens: int = 1024
@@ -72,9 +69,6 @@ class AttentionPlan:
         calls: timed calls of an implementation in a lap.
         cold: overwrite a GPU's cache before each call; without it, it holds what the call before left.
         traced_calls: calls of each implementation in its trace, a run of its own; 0: no trace.
-
-    Raises:
-        ConfigError: a count is not possible.
     """
 
     rounds: int = 4

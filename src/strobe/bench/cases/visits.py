@@ -30,9 +30,6 @@ class Load:
         seed: of arrivals, stays, prompts and noise.
         url: of a server that is there; `--model` and `--device` are its own then.
         token: of a server that asks for one.
-
-    Raises:
-        ConfigError: a load or a time that is not possible.
     """
 
     levels: tuple[float, ...] = (1.0, 2.0)

@@ -90,11 +90,7 @@ def _check_names(names: Sequence[str], count: int, what: str) -> None:
 
 
 def argv_of(text: str) -> tuple[str, ...]:
-    """Return the words of a command, or a shell that reads it, where it needs one.
-
-    Raises:
-        ConfigError: a quote without its end.
-    """
+    """Return the words of a command, or a shell that reads it, where it needs one."""
     if text.split()[0] in _BUILT_IN:
         return ("sh", "-c", text)
     unquoted = _QUOTED.sub(lambda found: "$" if found[0][0] == '"' and re.search(r"[$`]", found[0]) else "", text)
@@ -138,7 +134,6 @@ def measure_programs(
         prepare: a command before every run, not timed; empty for none.
 
     Raises:
-        ConfigError: a count is not possible.
         VariantError: a program failed, with its exit status and the last lines of its stderr.
         StrobeError: the command that prepares failed, or the records cannot be written.
     """
@@ -245,11 +240,7 @@ _NOT_PASSED: Final = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "GIT_DIR", "GIT
 
 
 def commit_of(name: str) -> str:
-    """Return the hash of a commit of the repository here.
-
-    Raises:
-        ConfigError: there is no repository, or no such commit.
-    """
+    """Return the hash of a commit of the repository here."""
     try:
         _git("rev-parse", "--git-dir")
     except StrobeError as error:

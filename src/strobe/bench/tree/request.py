@@ -27,7 +27,6 @@ class RankedCall(msgspec.Struct, frozen=True, kw_only=True):
 
     Args:
         seq_len: keys of all ranks together; each holds a run of them, in rank order.
-        dim: size of a head.
         placement: queries and result `replicated`, or a run of rows on each rank: `sequence`.
     """
 

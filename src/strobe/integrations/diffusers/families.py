@@ -34,8 +34,6 @@ class Layer:
 
     Args:
         name: key of its processor in `attn_processors`.
-        block: the transformer block.
-        attn: its attention module.
     """
 
     name: str
@@ -48,7 +46,6 @@ class TransformerFamily:
     """One class of transformers.
 
     Args:
-        model: the class.
         blocks: lists of blocks whose attention becomes sparse, in the order of the layers, and the name of the attention.
         processor: what takes the place of the processors.
         facts: gives the grid of a forward pass and the text tokens of each sample, from the arguments of the transformer.
@@ -62,7 +59,6 @@ class TransformerFamily:
     gated: bool = False
 
     def layers(self, transformer: nn.Module) -> tuple[Layer, ...]:
-        """List the layers of a transformer, in order."""
         return tuple(
             Layer(name=f"{blocks}.{number}.{attn}.processor", block=block, attn=block.get_submodule(attn))
             for blocks, attn in self.blocks

@@ -72,11 +72,7 @@ class SparseOptions:
             forced_blocks(self.forced, layout, layout, budget(None, self.sparsity, 1, layout.num_tiles))
 
     def dense_rows(self, grid: Triple) -> tuple[tuple[int, int], ...]:
-        """Return the runs of tokens, from and to, of a grid in raster order that the dense frames are.
-
-        Raises:
-            ConfigError: the grid has no such frame.
-        """
+        """Return the runs of tokens, from and to, of a grid in raster order that the dense frames are."""
         frames, of_one = grid[0], grid[1] * grid[2]
         if missing := sorted(each for each in self.dense_frames if not -frames <= each < frames):
             given = ", ".join(map(str, missing[:3])) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
@@ -93,9 +89,6 @@ def numbers_of(name: str, given: int | Iterable[int], most: int | None = None, *
     Args:
         most: numbers from 0 to below this are allowed; None for any.
         backward: -1 and below may be listed too, which count from the last.
-
-    Raises:
-        ConfigError: no such numbers.
     """
     wanted = "a number of them, counted from the first, or their numbers, counted from 0"
     wanted += ", or backward from -1" * backward
@@ -111,11 +104,7 @@ def numbers_of(name: str, given: int | Iterable[int], most: int | None = None, *
 
 
 def grid_of(given: Any) -> Triple:
-    """Return a grid of tokens as it was given.
-
-    Raises:
-        ConfigError: it is none.
-    """
+    """Return a grid of tokens as it was given."""
     sizes = tuple(given) if isinstance(given, Iterable) else ()
     if len(sizes) != 3 or not all(type(size) is int and size > 0 for size in sizes):
         raise ConfigError(f"grid: got {given!r}, expected three positive integers (time, height, width)")

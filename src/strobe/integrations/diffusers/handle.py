@@ -404,7 +404,6 @@ class _SparsePart:
         self.put({name: processor.replaced for name, processor in mine.items()})
 
     def undo(self) -> None:
-        """Restore the transformer, once."""
         if self.undone:
             return
         self.undone = True

@@ -41,8 +41,6 @@ class Calibration:
         worst: likewise of the head, layer and step that keeps least.
         models: hash of each transformer, by component; empty without a pipeline.
         grid: tokens in (time, height, width).
-        tile: tokens of a tile.
-        forced: key tiles that are always selected.
         tiles: key tiles that there are.
         steps: denoise steps of the calls that were measured.
         selected: key tiles of each head, by component, step from 0, and layer.
@@ -118,11 +116,7 @@ def model_hash(transformer: nn.Module, layers: tuple[Layer, ...]) -> str:
 
 
 def place_of(keep: float, component: str, transformer: nn.Module) -> Path:
-    """Return the file of a calibration: beside the weights of the first transformer.
-
-    Raises:
-        ConfigError: it was not loaded from a folder.
-    """
+    """Return the file of a calibration: beside the weights of the first transformer."""
     folder = loaded_from(component, transformer)
     if folder is None:
         raise ConfigError("keep: the model was not loaded from a folder; give the calibration a path: calibrate(..., file=)")
@@ -139,9 +133,6 @@ def read_calibration(file: Path, heads: Mapping[str, Mapping[str, int]]) -> Cali
 
     Args:
         heads: how many each layer has, by component and layer.
-
-    Raises:
-        ConfigError: there is none, or it is damaged.
     """
     try:
         found = msgspec.json.decode(file.read_bytes(), type=Calibration)

@@ -57,7 +57,6 @@ class SparseProcessor:
     Args:
         name: of the layer, as `attn_processors` spells it.
         replaced: the processor in whose place this stands.
-        options: those of `sparsify`.
         seen: facts of the passes so far, which `explain` takes the grid from.
         dense: the layer is dense in every step.
     """
@@ -170,8 +169,6 @@ class SparseProcessor:
         """Attend among a video's tokens, `[B, S, H, D]`, across the processes of context parallelism too.
 
         Args:
-            running: the forward pass.
-            gate: weight of the coarse output.
             rope: (cos, sin), each `[S, D / 2]`, of the tokens of this process; rotates pairs of channels.
         """
         if q.dtype != v.dtype or k.dtype != v.dtype:  # autocast computes norms in float32
@@ -222,7 +219,6 @@ class SparseProcessor:
         """Say which implementation the layer would run, and why each other was passed over. Nothing runs.
 
         Args:
-            attn: the attention module whose processor this is.
             grid: tokens in time, height and width; by default those of the last forward.
         """
         grid = self.seen.grid if grid is None else grid_of(grid)
@@ -483,7 +479,6 @@ class HeadExchange:
     Args:
         group: the processes among which the tokens are split, in their order.
         num_tokens: of all processes together; the first `num_tokens % P` hold one more, as `Tensor.tensor_split` gives them.
-        num_heads: of the model.
 
     Raises:
         ConfigError: the heads cannot be divided among the processes.

@@ -54,11 +54,7 @@ class GraphEdge(NamedTuple):
 
 
 def work_graph(trace: Trace, window: Window | None = None) -> WorkGraph:
-    """Build the graph of a trace; of the device events that start in the window, if there is one.
-
-    Raises:
-        DataError: it has no device events there, or too many.
-    """
+    """Build the graph of a trace; of the device events that start in the window, if there is one."""
     start = column(trace.device_events.start_ns)
     inside = np.arange(len(start)) if window is None else np.flatnonzero((start >= window.start_ns) & (start < window.end_ns))
     if not len(inside):
@@ -121,7 +117,6 @@ class WorkGraph:
         begin_ns: start of the graph: of the window, else of the first launch call or device event.
 
     Attributes:
-        start_ns: start of each node.
         duration_ns: duration of each node; 0 for moments of the host.
         event: the device event of each node; `None` for a moment of the host.
         edges: constraints of each node; the first one decided when the node began, with its traced lag.

@@ -17,7 +17,6 @@ from strobe.core.errors import ConfigError, DataError, nearest, unknown_choice
 # Exact numbers from logs: decimal point or comma, grouped thousands, exponents, without floats.
 
 Mark = Literal[".", ","]
-"""The decimal mark of a number."""
 Reason = Literal["nan", "infinite", "negative", "ambiguous", "unreadable", "unknown unit"]
 """Reason why a value is left out of every statistic."""
 
@@ -103,11 +102,7 @@ def is_unit(text: str) -> bool:
 
 
 def parse_unit(text: str) -> Unit:
-    """Return the unit that a spelling means: `us`, `msec`, `Seconds`.
-
-    Raises:
-        DataError: no unit of time.
-    """
+    """Return the unit that a spelling means: `us`, `msec`, `Seconds`."""
     unit = _UNIT_OF.get(text.strip().lower())
     if unit is None:
         raise DataError(f"unknown unit {text!r}{nearest(text, _UNIT_OF)}; allowed: ns, us, ms, s")
@@ -151,10 +146,8 @@ class Pattern:
     """One way in which logs write a timing.
 
     Args:
-        name: of the pattern.
         format: `text`: a regular expression; `record`: a line of our own `records.jsonl`, whose spans are taken; `dump`: a file
             that is one JSON object with the stages and steps of a request.
-        kind: what is timed.
         regex: searched in a line as often as it is found. Named groups: `value`, or `rate` (of things per second, read as the
             seconds of one), and if the line says them `unit`, `name`, `rank`, `step`, `block`, `round`.
         similar: a line in which this is found looks like a timing of this pattern.
@@ -214,11 +207,7 @@ def _shipped() -> Patterns:
 
 
 def parse_patterns(tables: Mapping[str, Any], file: str) -> Patterns:
-    """Return the patterns that the tables of a file describe.
-
-    Raises:
-        ConfigError: a key, kind, unit or regular expression in one is not valid.
-    """
+    """Return the patterns that the tables of a file describe."""
     return tuple(_pattern(name, table, file) for name, table in tables.items())
 
 

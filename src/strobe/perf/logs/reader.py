@@ -48,9 +48,6 @@ def read_lines(path: Path, counts: Counter[str]) -> Iterator[_Line]:
 
     Args:
         counts: lines `mended` and `cut`, whether the file is `truncated`, and the bytes `done` so far are counted there.
-
-    Raises:
-        DataError: the file cannot be opened.
     """
     try:
         with path.open("rb") as file:
@@ -93,11 +90,7 @@ LARGEST_DUMP: Final = 16 << 20
 
 
 def dumped(path: Path) -> list[tuple[Kind, str, str, int | None]]:
-    """Return kind, name, milliseconds as written and step number of each time in the file; none if it is no such object.
-
-    Raises:
-        DataError: the file cannot be read.
-    """
+    """Return kind, name, milliseconds as written and step number of each time in the file; none if it is no such object."""
     try:
         with path.open("rb") as file:
             data = file.read() if file.peek(1).startswith(b"{") else b""
@@ -269,11 +262,7 @@ def _run_of(path: Path) -> RunRecords | None:
 
 
 def sha256_of(path: Path) -> str:
-    """Return the SHA-256 of a file, hexadecimal.
-
-    Raises:
-        DataError: the file cannot be read.
-    """
+    """Return the SHA-256 of a file, hexadecimal."""
     try:
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
@@ -333,7 +322,6 @@ class _Reader:
         self._counts["ignored"] += 1
 
     def log(self, size_bytes: int, reading: Counter[str], damage: tuple[str, ...]) -> Log:
-        """Return the finished log with all series, counts and damage."""
         self._settle()
         return Log(
             path=self._path,

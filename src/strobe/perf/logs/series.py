@@ -57,14 +57,11 @@ class Series:
     """The values of one pattern, name and rank in one file, in order of lines.
 
     Args:
-        path: the file.
         pattern: name of the pattern.
-        kind: what is timed.
         name: as the line says it, or the pattern's.
         rank: as the line says it; None where it does not.
         declared: unit that the patterns file gives, or the format.
         mark: the decimal mark that the values show; None: none, or both.
-        samples: the values.
         rejected: number of the values left out of every statistic, by reason.
         examples: the first of them.
     """
@@ -98,7 +95,6 @@ class Series:
 
     @property
     def left_out(self) -> str:
-        """Rejected values in words."""
         first = ", ".join(f"line {example.line}: {example.text}" for example in self.examples[:3])
         counts = ", ".join(f"{count} {reason}" for reason, count in self.rejected.items())
         return f"{counts} ({first})" if counts else "none"
@@ -152,11 +148,7 @@ class Log:
     proposal: str = ""
 
     def of(self, kind: Kind, name: str = "") -> tuple[Series, ...]:
-        """Return the series of a kind whose name matches a regular expression, in any case.
-
-        Raises:
-            ConfigError: not a regular expression.
-        """
+        """Return the series of a kind whose name matches a regular expression, in any case."""
         regex = compiled(name)
         return tuple(series for series in self.series if series.kind == kind and regex.search(series.name))
 
@@ -174,11 +166,7 @@ class Log:
 
 
 def compiled(text: str) -> re.Pattern[str]:
-    """Compile a regular expression given by a user, for any case.
-
-    Raises:
-        ConfigError: not a regular expression.
-    """
+    """Compile a regular expression given by a user, for any case."""
     try:
         return re.compile(text, re.IGNORECASE)
     except re.error as error:
@@ -259,11 +247,9 @@ class UnitChoice:
 
     Args:
         label: the unit as written; empty where none is.
-        source: where the unit comes from.
         proven: every other unit violates a constraint, and this one none.
         differs: the unit is not the one that the label or the patterns file says.
         violated: what the unit itself violates; only an override may.
-        text: the reason in words.
     """
 
     label: str

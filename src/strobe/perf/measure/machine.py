@@ -331,8 +331,6 @@ def describe_run(folder: Path, device: torch.device, order: tuple[str, ...], pal
     Args:
         folder: the run folder; its name is the run's name.
         order: variants of one palindrome, the baseline first (`strobe.perf.measure.timing`).
-        palindromes: how many are planned.
-        kind: what is measured.
     """
     return Header(
         run=folder.name,

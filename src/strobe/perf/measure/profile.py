@@ -113,7 +113,6 @@ def trace_blocks(
         first_block: first frame block of the trace; at least `capture.warmup`: the blocks before it warm the profiler up.
         num_blocks: at least 1.
         path: the trace to write, `*.json.gz`; its folder is made.
-        capture: what is recorded.
 
     Raises:
         ConfigError: the range is not possible, or the clip ends before it.
@@ -161,13 +160,9 @@ def trace_clip(clip: Callable[[], None], *, device: torch.device, path: Path, wa
     Operators and stacks are left out, because recording them slows the host down by several microseconds per operator.
 
     Args:
-        clip: makes the clip.
         device: the device to profile besides the CPU.
         path: the trace to write, `*.json.gz`; its folder is made.
         warm_up: some of such a clip; runs under the profiler and is thrown away.
-
-    Raises:
-        StrobeError: the trace cannot be written.
     """
     from torch._C._autograd import _disable_profiler, _enable_profiler, _prepare_profiler
     from torch._C._profiler import ProfilerConfig, ProfilerState, RecordScope, _ExperimentalConfig

@@ -40,7 +40,6 @@ class Stopwatch:
     between two events.
 
     Args:
-        device: where the calls work.
         cold: overwrite a GPU's L2 cache before each call, outside of its time. On a CPU nothing is overwritten.
     """
 
@@ -79,7 +78,6 @@ class Stopwatch:
         """Time several calls in a row.
 
         Args:
-            calls: how many.
             host_ns: what launching one takes, for a queue; 0 for calls that wait for the GPU themselves and cannot be queued.
 
         Returns:
@@ -220,7 +218,6 @@ class TimingRecorder:
         self._start_event: torch.cuda.Event | None = None
 
     def __call__(self, name: str, index: int | None) -> AbstractContextManager[object]:
-        """Return a context manager that measures the region."""
         alone = name not in spans.PIECES and (name not in spans.FINE or self._fine)
         if not alone and not self._inside:
             return _NULL
@@ -378,7 +375,6 @@ def time_isolated(
     Args:
         run: called without arguments; its result is dropped.
         iterations: timed calls, at least 1.
-        device: where it works.
         warmup: calls before, at least 1: the first ones compile, choose algorithms and allocate.
         cold: overwrite the GPU's cache before each call, outside of its time. On a CPU nothing is overwritten.
         waits: the function itself waits for the GPU, so that its calls cannot be queued; launch gaps then count.

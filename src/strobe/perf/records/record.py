@@ -98,7 +98,6 @@ class PlannedCell(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def factor(self) -> str:
-        """Names of the changed factors, joined by commas."""
         return ", ".join(self.changes)
 
     @property
@@ -126,11 +125,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_plan(folder: Path) -> Plan:
-    """Read the plan of an ablation's folder.
-
-    Raises:
-        DataError: it holds none.
-    """
+    """Read the plan of an ablation's folder."""
     file = folder / PLAN
     try:
         return msgspec.json.decode(file_inside(folder, PLAN).read_bytes(), type=Plan)
@@ -143,7 +138,6 @@ def read_plan(folder: Path) -> Plan:
 # Line of a run that accepts a model: one check of the model, with the bounds that it is held to and where they come from.
 
 CheckGroup = Literal["weights", "latents", "frames", "prompt", "stream", "presets"]
-"""Subject of a check."""
 
 
 class Check(Line, frozen=True, kw_only=True):
@@ -434,7 +428,6 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def on_gpu(self) -> bool:
-        """Whether a GPU ran the code."""
         return self.device_type == "cuda"
 
 

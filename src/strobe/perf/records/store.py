@@ -288,9 +288,6 @@ def create_run(root: Path, slug: str) -> RunWriter:
 
     Args:
         slug: what the run is about; anything but letters, digits and `-` becomes `-`.
-
-    Raises:
-        StrobeError: the folder cannot be written.
     """
     words = re.sub(r"[^a-z0-9]+", "-", slug.lower()).strip("-")[:48] or "run"
     return RunWriter(root / f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{words}-{secrets.token_hex(3)}")

@@ -63,11 +63,7 @@ _STOP: Final = Banner("stop", "Serialised run: nothing in it is compared.", (SER
 
 
 def read_cells(folder: Path, kind: Literal["attention", "tree"]) -> tuple[tuple[CellRun, ...], tuple[str, ...]]:
-    """Read every cell of a grid that has records, even one that failed or was cut short; of several attempts the last.
-
-    Raises:
-        DataError: the folder holds none.
-    """
+    """Read every cell of a grid that has records, even one that failed or was cut short; of several attempts the last."""
 
     def place(cell: CellRun) -> tuple[str | float, ...]:
         if kind == "tree":
@@ -289,11 +285,7 @@ _COLD = "On a GPU a call lies between two CUDA events, waits in a full queue, an
 
 
 def bench_report(folder: Path) -> Report:
-    """Build the page of an attention grid; of captured calls with the answer first.
-
-    Raises:
-        DataError: the folder holds no cells.
-    """
+    """Build the page of an attention grid; of captured calls with the answer first."""
     cells, unread = read_cells(folder, "attention")
     judged = list(judged_sections(cells))
     study = load_study([cell.run.folder for cell in cells], into=folder)
@@ -765,11 +757,7 @@ def scales(cells: Sequence[CellRun]) -> bool:
 
 
 def tree_report(folder: Path) -> Report:
-    """Build the page of a tree-attention run: scaling if it has several numbers of ranks, and its cells.
-
-    Raises:
-        DataError: the folder holds no cells.
-    """
+    """Build the page of a tree-attention run: scaling if it has several numbers of ranks, and its cells."""
     cells, unread = read_cells(folder, "tree")
     ranks = sorted({cell.run.header.world_size for cell in cells})
     return grid_page(

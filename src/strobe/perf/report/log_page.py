@@ -142,11 +142,7 @@ class LogEntry:
 
 
 def run_folders(paths: Sequence[Path]) -> tuple[Path, ...]:
-    """Return the run folders at or under some folders; of cells that were measured again only the last.
-
-    Raises:
-        DataError: there is no run.
-    """
+    """Return the run folders at or under some folders; of cells that were measured again only the last."""
     found = {file.parent for path in paths if path.is_dir() for name in FILES for file in path.rglob(name)}
     kept = tuple(sorted(folder for folder in found if not superseded(folder)))
     if not kept:
@@ -497,7 +493,6 @@ def log_report(
     """Build the log of some run folders.
 
     Args:
-        folders: run folders (`run_folders`).
         into: folder that it will lie in.
         notes: on what has no entry.
 

@@ -215,8 +215,6 @@ class ProfileFacts:
 
     Args:
         facts: name and value, in order: preset, model, sizes.
-        machine: what ran it.
-        dtype: of weights and activations.
         cold: a GPU's cache was overwritten before each call by itself.
         compiled: the stream ran through torch.compile, the operations by themselves did not.
         overlapped: the decoder ran beside the transformer.
@@ -418,7 +416,6 @@ def attribution_report(traces: Sequence[tuple[str, Trace]], options: Sequence[st
 
     Args:
         traces: each with its variant; read with operators.
-        options: profiler options that were on.
     """
     on = ", ".join(options)
     caution = f"Taken with {on}: the profiler slowed the host unevenly. These times rank; they are no measurement."

@@ -23,12 +23,7 @@ _LEAD = (
 
 
 def quality_report(reference: str, lines: Sequence[Quality]) -> Report:
-    """Build the page of clips that were scored against a reference.
-
-    Args:
-        reference: what they were compared with.
-        lines: what was found, variant by variant.
-    """
+    """Build the page of clips that were scored against a reference."""
     variants, missing = list(dict.fromkeys(line.variant for line in lines)), missing_table(lines)
     return page(
         title=f"Quality against {reference}",
@@ -68,11 +63,7 @@ def outcome(run: RunRecords) -> tuple[int, tuple[Check, ...], bool]:
 
 
 def accept_report(folder: Path) -> Report:
-    """Build the page of a run that accepts a model.
-
-    Raises:
-        DataError: it is none.
-    """
+    """Build the page of a run that accepts a model."""
     run = read_run(folder)
     head, work = run.header, run.header.workload
     if head.kind != "accept" or work is None:

@@ -117,7 +117,6 @@ from strobe.perf.table.model import (
 _UNITS: Final = {True: "pairs of clips", False: "traced frame blocks"}
 _UNJUDGED: Final = Text("not judged", "muted", note="a level inside a pass; its interval says how sure it is")
 HEADLINE: Final = "headline"
-"""Id of the section."""
 MAX_REALISED: Final = 10
 """Largest saving of a level, in multiples of the kernel's, that is still attributed to the kernel."""
 

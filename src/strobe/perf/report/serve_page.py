@@ -35,11 +35,7 @@ _FEW: Final = 20
 
 
 def serve_report(folder: Path) -> Report:
-    """Build the page of a run that loaded a server.
-
-    Raises:
-        DataError: it is none, or no viewer is written down.
-    """
+    """Build the page of a run that loaded a server."""
     run = read_run(folder)
     found, server, head = figures_of(run), run.server, run.header
     assert server is not None

@@ -103,11 +103,7 @@ class RunStudy:
 
 
 def only_pair(run: RunRecords, pair: tuple[str, str]) -> RunRecords:
-    """Return the run with two of its variants alone, the second measured against the first.
-
-    Raises:
-        ConfigError: the run has no such variant, or they are the same.
-    """
+    """Return the run with two of its variants alone, the second measured against the first."""
     names = [variant.name for variant in run.variants]
     for name in pair:
         if name not in names:
@@ -127,10 +123,6 @@ def load_study(folders: Sequence[Path], into: Path | None = None, pair: tuple[st
     Args:
         into: folder the report will lie in, which paths are relative to; the first run folder if not given.
         pair: only these two variants, the second measured against the first.
-
-    Raises:
-        DataError: no folder given, or no readable records in one.
-        ConfigError: a run does not have both of the pair.
     """
     if not folders:
         raise DataError("a report needs at least one run folder")

@@ -451,10 +451,6 @@ def _time_axis(length_ns: int, top: int) -> str:
     return f'<svg class="zoom ticks" x="0" width="100%" y="{top}" height="20">{"".join(parts)}</svg>'
 
 
-def _kind_legend(kinds: tuple[Kind, ...]) -> str:
-    return _swatches((kind.style, shorten(kind.label)) for kind in kinds)
-
-
 def _swatches(items: Iterable[tuple[str, str]]) -> str:
     shown = (
         f'<li><svg width="22" height="12" aria-hidden="true"><rect class="{style}" width="22" height="12"/></svg>{esc(name)}</li>'
@@ -481,11 +477,12 @@ def draw_timeline(picture: Timeline, alt: str) -> str:
     joined = "; ".join(f"{shorten(lane.label)} {lane.num_joined} of {lane.num_total} slices" for lane in joins)
     note = f"Too short to be drawn alone, so sorted by class among their neighbours: {joined}."
     thin = f'<p class="small">{esc(note)}</p>' if joined else ""
+    legend = _swatches((kind.style, shorten(kind.label)) for kind in picture.kinds)
     return (
         f'<div class="timeline" data-lane="{_TIMELINE_LANE}"><svg class="lanes" role="img" height="{height}" tabindex="0">'
         f"<title>{esc(alt)}</title>"
         f"{lanes}{_time_axis(picture.length_ns, len(picture.lanes) * _TIMELINE_LANE)}</svg>"
         f'<div class="x-title">ms from the start</div>'
-        f'<p class="readout" aria-live="polite"></p>{_kind_legend(picture.kinds)}{thin}'
+        f'<p class="readout" aria-live="polite"></p>{legend}{thin}'
         f'<script type="application/json">{_embedded_json(picture)}</script></div>'
     )

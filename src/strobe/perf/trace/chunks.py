@@ -223,7 +223,8 @@ class EventCutter:
             try:
                 _, end = _scan_value(piece, 0)
             except json.JSONDecodeError as error:
-                if not _lacks_end(piece, error):
+                cut_off = error.msg.startswith("Unterminated string") or _CUT_TOKEN.fullmatch(piece, error.pos)
+                if not cut_off:
                     return self._damaged()
             except RecursionError:
                 return self._damaged()
@@ -341,11 +342,6 @@ def _last_boundary(text: bytearray, start: int, stop: int) -> tuple[int, int] | 
 @lru_cache(maxsize=64)
 def _boundary_before(key: bytes) -> re.Pattern[bytes]:
     return re.compile(_BOUNDARY + re.escape(key))
-
-
-def _lacks_end(text: str, error: json.JSONDecodeError) -> bool:
-    """Return whether the value that did not parse may merely be cut off."""
-    return error.msg.startswith("Unterminated string") or _CUT_TOKEN.fullmatch(text, error.pos) is not None
 
 
 BLOCK_BYTES: Final = 1 << 20

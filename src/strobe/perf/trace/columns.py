@@ -28,7 +28,6 @@ class GrowingColumn:
         return len(self._data)
 
     def extend(self, values: Integers | Sequence[int]) -> None:
-        """Append values."""
         new = np.asarray(values, np.int64)
         if self._data.typecode == "i" and len(new) and (int(new.max()) >= 1 << 31 or int(new.min()) < -(1 << 31)):
             self._data = array("q", np.array(self._data, np.int64).tobytes())

@@ -85,7 +85,6 @@ class HostEvents:
 
     @classmethod
     def empty(cls) -> Self:
-        """No rows."""
         return cls.from_rows(())
 
     def __len__(self) -> int:
@@ -147,9 +146,6 @@ class CollectiveKind(NamedTuple):
         name: such as `allreduce`.
         group: the process group's name.
         ranks: its ranks, as far as the trace lists them.
-        in_elements: elements of the input.
-        out_elements: elements of the output.
-        dtype: of the elements.
     """
 
     name: str = ""
@@ -240,7 +236,6 @@ class ReadCounts:
 
     @property
     def clean(self) -> bool:
-        """Nothing was bad."""
         return not (self.lost or self.mended or self.truncated)
 
 

@@ -180,11 +180,7 @@ Rows = Callable[[str, Sequence[str]], Iterator[Any]]
 
 @contextmanager
 def opened_export(path: Path) -> Iterator[Rows]:
-    """Open an export for reading.
-
-    Raises:
-        TraceFormatError: it is no such export, or damaged.
-    """
+    """Open an export for reading."""
     try:
         with closing(sqlite3.connect(f"file:{quote(str(path))}?mode=ro&immutable=1", uri=True)) as database:
             tables = [name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]

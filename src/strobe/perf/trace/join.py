@@ -68,7 +68,6 @@ def join(
     """Freeze the device events, in order of start; the tables are empty then.
 
     Args:
-        path: of the file that they were read from.
         sizes: the input sizes of operators, which take the place of grid and block.
 
     Returns:

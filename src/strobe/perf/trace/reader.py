@@ -68,9 +68,6 @@ def find_traces(paths: Sequence[Path]) -> tuple[Path, ...]:
     """The trace files among files and folders: a folder gives every `*.json` and `*.json.gz` below it, in order of name.
 
     Those in folders of captures of graphs are left out where there are others: they are the keys to these.
-
-    Raises:
-        DataError: there is none.
     """
     found = list(dict.fromkeys(one for path in map(Path, paths) for one in _inside(path)))
     if not found:
@@ -227,7 +224,6 @@ class _Contents:
         return self._with_ops if any(name in text for name in _ALWAYS_READ) else self._without_ops
 
     def add(self, batch: Batch) -> None:
-        """Keep what the analysis needs."""
         self.events += batch.events
         self.mistyped += batch.mistyped
         self.names += batch.names
@@ -283,7 +279,6 @@ class _Contents:
         return bool(self.unused or self.names) and not trace.counts.truncated and not any(len(table) for table in tables)
 
     def trace(self, path: Path, found: metadata.Metadata, counts: ReadCounts) -> Trace:
-        """Sort, join and freeze."""
         threads = threads_of((self._ops, self._ranges, self._modules, self._launches, self._waits, self._long_calls))
         joined, operator, once = join(path, self._devices, self._launches, self._sizes, threads)
         ranges = host_events(self._ranges, threads, once=once)

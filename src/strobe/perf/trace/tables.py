@@ -75,7 +75,6 @@ class HostTable:
         self.call, self.start, self.duration = GrowingColumn(), GrowingColumn("q"), GrowingColumn()
 
     def add(self, times: Times) -> None:
-        """Keep events."""
         if self._least_ns:
             some = times.duration >= self._least_ns
             events = list(compress(times.events, some.tolist()))
@@ -104,7 +103,6 @@ class LaunchTable(HostTable):
         return list(compress(named, (integers([event.args.correlation for event in named]) > 0).tolist()))
 
     def add(self, times: Times) -> None:
-        """Keep calls."""
         for event in times.events if self.kernels else ():
             if type(event.args.kernel) is str:
                 event.name = f"{event.name}{OF_KERNEL}{event.args.kernel}"
@@ -435,7 +433,6 @@ class OperatorTable(HostTable):
         self.number, self.given, self.sequence, self.backward = GrowingColumn(), GrowingColumn(), GrowingColumn(), GrowingColumn()
 
     def add(self, times: Times) -> None:
-        """Keep operators."""
         super().add(times)
         args = [event.args or _NO_INPUTS for event in times.events]
         self.number.extend([operator_of(one) for one in args])

@@ -23,11 +23,6 @@ _FA2_TRAITS = "<128, 128, 64, 4, false, false, cutlass::bfloat16_t, Flash_kernel
     [
         # PyTorch: what the kernel computes is a template argument
         (
-            f"{_AT}vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<c10::BFloat16>, std::array<char*, 3ul> >"
-            "(int, at::native::CUDAFunctor_add<c10::BFloat16>, std::array<char*, 3ul>)",
-            "vectorized_elementwise_kernel<CUDAFunctor_add>",
-        ),
-        (
             f"{_AT}vectorized_elementwise_kernel<8, at::native::tanh_kernel_cuda{_LAMBDA}, std::array<char*, 2ul> >(int)",
             "vectorized_elementwise_kernel<tanh_kernel_cuda>",
         ),
@@ -35,11 +30,6 @@ _FA2_TRAITS = "<128, 128, 64, 4, false, false, cutlass::bfloat16_t, Flash_kernel
             f"{_AT}vectorized_elementwise_kernel<4, at::native::AUnaryFunctor<long, long, bool, at::native::(anonymous "
             "namespace)::CompareEqFunctor<long> >, std::array<char*, 2ul> >(int)",
             "vectorized_elementwise_kernel<CompareEqFunctor>",
-        ),
-        (
-            f"{_AT}reduce_kernel<512, 1, at::native::ReduceOp<float, at::native::MeanOps<float, float, float, float>, "
-            "unsigned int, float, 4> >(at::native::ReduceOp<float>)",
-            "reduce_kernel<MeanOps>",
         ),
         (
             f"{_AT}(anonymous namespace)::multi_tensor_apply_kernel<at::native::(anonymous namespace)::TensorListMetadata"
@@ -74,7 +64,6 @@ _FA2_TRAITS = "<128, 128, 64, 4, false, false, cutlass::bfloat16_t, Flash_kernel
         ("batched_transpose_256x4_half", "batched_transpose"),
         # code generators
         ("triton_poi_fused_add_cos_sin_12", "triton_poi_fused_add_cos_sin"),
-        ("triton_tem_fused_mm_3", "triton_tem_fused_mm"),
         ("loop_add_fusion.12", "loop_add_fusion"),
         ("_attn_fwd_0d1d2d3de4de5c", "_attn_fwd"),
         ("my_kernel_3fa9b2c4d5e6", "my_kernel"),

@@ -8,7 +8,7 @@ from dataclasses import replace
 from fractions import Fraction
 from itertools import combinations_with_replacement
 from math import factorial, prod
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -41,7 +41,7 @@ from strobe.perf.analysis.ledger.account import (
     part_of,
     step_spread,
 )
-from strobe.perf.analysis.ledger.speedup import MOST_LINES, answer
+from strobe.perf.analysis.ledger.speedup import answer
 from strobe.perf.analysis.ledger.traces import TracedSide, foreign_ledger, label_trace
 from strobe.perf.analysis.parts import Part
 from strobe.perf.analysis.runs.compare import mirrored_pairs
@@ -124,32 +124,6 @@ def test_it_closes_to_zero_nanoseconds(pair: tuple[Explained, Explained]) -> Non
     for level in ledger.levels[:3]:
         sums = [pair[0].num_clips * sum(tiles) for tiles in level.tiles]
         assert sums == [level.baseline_ns, level.candidate_ns]
-
-
-def test_an_account_worked_out_by_hand() -> None:
-    """Two blocks, three clips; the kernel halves, the section gains a gap, the commit pass follows, decode grows."""
-    commit = ("commit", "attention", "attention_kernel")
-    before = {Label(_FOCAL, "op"): 400, Label(_SECTION, "op"): 50, Label(commit, "op"): 100, Label(("vae_decode",), "op"): 200}
-    after = {Label(_FOCAL, "op"): 200, Label(_SECTION, "op"): 50, Label(_SECTION, "gap"): 30, Label(commit, "op"): 50}
-    after[Label(("vae_decode",), "op")] = 240
-    ledger = clip_ledger(_side([before, before], 100, 3), _side([after, after], 60, 3), ((1600, 1200), (3200, 2400)))
-    _closes(ledger)
-    assert {line.name: (line.level, line.saved_ns) for line in ledger.lines} == {
-        "denoise_step / attention / attention_kernel: op": ("kernel", 1200),
-        "denoise_step / attention: gap": ("section", -180),
-        "denoise_step / attention: op": ("section", 0),
-        "commit / attention / attention_kernel: op": ("block", 300),
-        "vae_decode: op": ("block", -240),
-        str(_OUTSIDE): ("e2e", 120),
-    }
-    assert [(level.saved_ns, level.ratio) for level in ledger.levels] == [
-        (1200, 2.0), (1020, 2700 / 1680), (1020, 2700 / 1680), (1080, 4500 / 3420), (1200, 4800 / 3600),
-    ]  # fmt: skip
-    assert ledger.levels[0].tiles == ((400, 400), (200, 200))
-    assert (ledger.kernel_saved_ns, ledger.ideal_ns, ledger.realised_share) == (1500, 3300, 1200 / 1500)
-    assert ledger.lost_ns == -180 - 240
-    assert {line.name: line.share for line in ledger.lines}[str(_OUTSIDE)] == 0.1
-    assert ledger.intervals.total is not None and not ledger.intervals.lines
 
 
 def test_calls_and_speed_are_split_exactly() -> None:
@@ -556,28 +530,3 @@ def test_every_region_has_a_part() -> None:
     for name in inside:
         path = (name,) if name in (*outermost, spans.KV_OPEN) else ("denoise_step", name)
         assert part_of(Label(path, "kernel")) != Part.UNNAMED, name
-
-
-def test_at_most_eight_lines_that_add_up_with_the_small_ones_together(run: RunRecords) -> None:
-    paths = [KERNEL_PATH, STEP, ("vae_decode",), ("denoise_step", "dit_forward", "attention"), ("denoise_step", "renoise")]
-    paths += [("denoise_step", "dit_forward", "cross_attention"), ("draw",)]
-
-    def blocks(scale: int) -> Partition:
-        kernels = {Label(path, "kernel"): scale * 10_000 * (place + 1) for place, path in enumerate(paths)}
-        idle = {Label(STEP, "host_late"): 400, Label(STEP, "queued"): 300, Label(STEP, "memcpy"): 200, Label((), "kernel"): 100}
-        return traced(dict.fromkeys(range(12), kernels | idle))
-
-    kinds = block_kinds(run, ["baseline", "turbo"])
-    sides: list[Any] = [
-        explain_by_trace(run, clips_of(run, name), kinds, blocks(scale)) for name, scale in (("baseline", 2), ("turbo", 1))
-    ]
-    said = answer(*sides)
-    assert len(said.lines) == MOST_LINES and len(said.lines[-1].parts) > 1
-    for at, side in enumerate(sides):
-        steady = sum(side.kinds["steady"].values())
-        assert said.both[at] == Fraction(steady, side.num_clips * kinds.count("steady"))
-        assert sum(both[at] for _, _, both in said.kinds) == Fraction(sum(side.labels.values()), side.num_clips)
-    beyond = sum(line.elsewhere_ns for line in said.lines)
-    saved = Fraction(sum(sides[0].labels.values()) - sum(sides[1].labels.values()), sides[0].num_clips)
-    assert said.num_steady * (said.baseline_ns - said.candidate_ns) + beyond == saved
-    assert sum(line.share or 0 for line in said.lines) == pytest.approx(1)

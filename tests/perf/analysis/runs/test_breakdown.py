@@ -175,19 +175,6 @@ PROFILE = KernelProfile(
 )
 
 
-def test_the_budget_by_hand() -> None:
-    assert STEP.by_kind() == (
-        ("attention kernels", Fraction(723, 2)),
-        ("projections", Fraction(30)),
-        ("feed-forward", Fraction(93)),
-        ("edges", Fraction(7)),
-    )
-    assert STEP.mean_ns == Fraction(2001, 2)
-    assert STEP.isolated_ns == Fraction(983, 2)
-    assert STEP.difference_ns == Fraction(1018, 2)
-    assert DECODE.difference_ns == 20
-
-
 def test_the_regions_by_hand() -> None:
     lines = {name: times for name, *times in PROFILE.by_region()}
     assert lines["attention"] == [Fraction(663, 2), 502]

@@ -360,9 +360,6 @@ def device_views(trace: Trace, window: Window | None = None) -> tuple[DeviceView
 
     Args:
         window: the part of its time to look at; the whole trace if not given.
-
-    Raises:
-        DataError: times whose sum does not fit 64 bits.
     """
     return tuple(_view(trace, device, work, window) for device, work in events_by_device(trace))
 
@@ -441,7 +438,6 @@ def label_slices(work: EventView, slices: Slices, place: Ints, tiles: Intervals)
     Args:
         work: the events that the slices count into.
         slices: tile a stretch that holds the tiles.
-        place: place of each slice.
         tiles: disjoint and in order; they may be empty.
     """
     owner = np.where(slices.cause == BUSY, slices.event, NONE)
@@ -460,7 +456,6 @@ def sums(pieces: LabelSlices, tiles: Intervals, labels: Sequence[L], num_events:
 
     Args:
         pieces: tile the tiles.
-        labels: labels by number.
         num_events: number of events that the pieces count into.
     """
     length = pieces.end - pieces.start

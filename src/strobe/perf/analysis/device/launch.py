@@ -83,7 +83,6 @@ class Launch:
         is_graph: result of `graph_calls` for its trace; computed if not given.
 
     Attributes:
-        num_events: events that start in the window.
         num_unlinked: of these, without a known launch call.
         num_uncorrelated: of these, events that carry no correlation, so that no call can answer for them.
         kinds: delays since start and since end of the call, of events launched one by one, of the first event of a graph
@@ -125,7 +124,6 @@ class Launch:
 
 
 def _delays(delay: Ints, kind: NDArray[Any]) -> list[Delays | None]:
-    """Return the delays of each of `LAUNCH_KINDS`."""
     negative = np.bincount(kind[delay < 0], minlength=len(LAUNCH_KINDS)).tolist()
     found = zip(distributions(delay, kind, len(LAUNCH_KINDS)), negative, strict=True)
     return [None if delays is None else (delays, below) for delays, below in found]
@@ -368,7 +366,6 @@ class Gaps:
 
     Attributes:
         rows: all gaps between a kernel of one group and a kernel of another, by descending sum.
-        span_ns: length of the window.
         kernel_ns: union of kernel time, compute and communication.
         gap_ns: sum of all gaps.
         head_ns: from the start of the window to the first kernel.

@@ -349,9 +349,6 @@ def roofline(
         dtype: dtype of the matrix products, in any spelling; it chooses the peak.
         dense: the dense operation that a sparse one replaces, for the effective rate.
         sm_mhz: SM clock while it ran; None: not known.
-
-    Raises:
-        DataError: the time is not above 0.
     """
     if time_ns <= 0:
         raise DataError(f"a time of {float(time_ns):g} ns gives no rate; give one above 0")

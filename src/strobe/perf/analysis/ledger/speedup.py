@@ -136,7 +136,6 @@ class TimedSide:
         return None if isinstance(stage, str) or isinstance(whole, str) else Fraction(len(stage.rounds_ns), len(whole.rounds_ns))
 
     def _means(self, *levels: LevelName) -> dict[LevelName, Fraction]:
-        """Return the mean of each level that was measured."""
         measured = ((level, self.times(level)) for level in levels)
         return {level: times.mean_ns for level, times in measured if not isinstance(times, str)}
 

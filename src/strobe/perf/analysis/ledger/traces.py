@@ -145,7 +145,6 @@ def label_trace(
 
     Raises:
         DataError: the trace has no device events, or no focal one.
-        ConfigError: a pattern is not a regular expression.
     """
     devices = list(events_by_device(trace))
     if not devices:

@@ -406,11 +406,7 @@ BudgetLine: TypeAlias = tuple[str, Fraction | None, Fraction]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Whole:
-    """A whole that is timed as it runs, with its operations timed by themselves.
-
-    Args:
-        times_ns: times of the whole as it runs.
-    """
+    """A whole that is timed as it runs, with its operations timed by themselves."""
 
     name: str
     times_ns: tuple[int, ...]

@@ -101,12 +101,10 @@ class GridContestant:
 
     @cached_property
     def times_ns(self) -> tuple[int, ...]:
-        """Times of all timed calls, ns."""
         return tuple(value for values in self.rounds.values() for value in values)
 
     @cached_property
     def median_ns(self) -> float:
-        """Median call time, ns."""
         return statistics.median(self.times_ns)
 
     @property
@@ -324,9 +322,6 @@ def read_grid(
     Args:
         order: key that sorts the cells.
         verb: command that measures such a grid.
-
-    Raises:
-        DataError: the folder holds none.
     """
     try:
         places = sorted(path for path in (folder / CELLS).iterdir() if path.is_dir() and not path.is_symlink())

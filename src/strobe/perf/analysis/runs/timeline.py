@@ -383,11 +383,7 @@ def partition_of(timeline: RunTimeline) -> Partition:
 
 
 def block_slices(timeline: RunTimeline, index: int | None = None) -> Iterator[Slice]:
-    """Yield the slices of a timeline that tile its frame blocks in order, or one of them.
-
-    Raises:
-        DataError: the timeline does not hold that frame block.
-    """
+    """Yield the slices of a timeline that tile its frame blocks in order, or one of them."""
     held, trace, window = timeline.blocks, timeline.trace, None
     if index is not None:
         if index not in held:
@@ -486,11 +482,7 @@ def encode_passes(passes: Passes) -> bytes:
 
 
 def read_passes(path: FilePath) -> Passes:
-    """Read what `encode_passes` wrote.
-
-    Raises:
-        DataError: the file cannot be read, or is something else.
-    """
+    """Read what `encode_passes` wrote."""
     try:
         return _decoder.decode(gzip.decompress(path.read_bytes()))
     except (OSError, EOFError, zlib.error, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

@@ -142,11 +142,7 @@ def _edge(part: str, text: str) -> Edge:
 
 
 def pattern(text: str) -> re.Pattern[str]:
-    """Compile a regular expression from the command line.
-
-    Raises:
-        ConfigError: it is none.
-    """
+    """Compile a regular expression from the command line."""
     try:
         return re.compile(text)
     except re.error as error:
@@ -211,9 +207,6 @@ def find_sections(trace: Trace, definition: SectionDefinition, window: Window | 
 
     Args:
         window: focal events must start in it; boundaries may lie outside.
-
-    Raises:
-        ConfigError: a pattern is not a regular expression.
     """
     found = []
     for device, work in events_by_device(trace):
@@ -266,11 +259,7 @@ def sections_of(
 
 
 def matching(trace: Trace, work: EventView, text: str) -> NDArray[np.bool_]:
-    """Mark the events of a device whose name, as in the trace or demangled, matches a regular expression.
-
-    Raises:
-        ConfigError: it is not a regular expression.
-    """
+    """Mark the events of a device whose name, as in the trace or demangled, matches a regular expression."""
     searched = pattern(text)
     hits = [bool(searched.search(name) or searched.search(full_name(name))) for name in trace.device_events.names]
     found: NDArray[np.bool_] = np.array(hits or [False])[work.name]
@@ -430,11 +419,7 @@ def attention_kernel(traces: Sequence[Trace]) -> str | None:
 
 
 def focal_kernels(trace: Trace, text: str) -> tuple[FocalKernels, ...]:
-    """Search the names of device events, as the trace has them and demangled; one result for each device with a match.
-
-    Raises:
-        ConfigError: not a regular expression.
-    """
+    """Search the names of device events, as the trace has them and demangled; one result for each device with a match."""
     events, chosen = trace.device_events, matching(trace, all_events(trace), text)
     start, end, device, name = (column(values) for values in (events.start_ns, events.end_ns, events.device, events.name))
     found = []
@@ -481,7 +466,6 @@ def trace_evidence(traces: Sequence[Trace], focal: str | None = None, timed: str
         timed: regular expression of the range that the timer is around.
 
     Raises:
-        ConfigError: not a regular expression.
         DataError: the traces have no such kernel or range.
     """
     found = () if focal is None else tuple(kernels for trace in traces for kernels in focal_kernels(trace, focal))

@@ -371,9 +371,6 @@ def find_steps(trace: Trace, starts: str | None = None) -> dict[int, Steps | str
 
     Args:
         starts: regular expression, searched in the names of ranges and, if none that launched work has it, of kernels.
-
-    Raises:
-        ConfigError: not a regular expression.
     """
     chosen = None if starts is None else pattern(starts)
     found: dict[int, Steps | str] = {}

@@ -37,11 +37,7 @@ class InputFile(NamedTuple):
 
 
 def input_file(path: Path) -> InputFile:
-    """Return size and SHA-256 of a file.
-
-    Raises:
-        DataError: it cannot be read.
-    """
+    """Return size and SHA-256 of a file."""
     digest = sha256_of(path)
     return InputFile(path, path.stat().st_size, digest)
 

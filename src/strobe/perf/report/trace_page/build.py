@@ -72,14 +72,12 @@ LAG_HINTS: Final = {
     "synchronisation": "a call that waits, without the device events that it waits for",
     "before the first launch": "up to an event whose launch the trace does not hold",
 }
-"""Meaning of each lag that may be on a path."""
 ASSUMPTIONS: Final = (
     "A device event starts after its launch call and the event before it in its stream; calls of the host, whatever the thread, "
     "come one after the other, and one that waits returns after the device events that it waits for.",
     "What did not decide when a node began takes the usual time of its kind.",
     "What-if leaves out durations, not launches; the rest of the host stays, and communication keeps its length, with waiting.",
 )
-"""Assumptions of the dependency graph."""
 
 
 def _critical_path_section(study: TraceStudy) -> Section | None:
@@ -404,12 +402,7 @@ SECTIONS: Final[tuple[Callable[[TraceStudy], Section | None], ...]] = (
 
 
 def build_trace_report(study: TraceStudy) -> Report:
-    """Build the report of a study's traces.
-
-    Raises:
-        DataError: a trace whose times cannot be.
-        ConfigError: a section or step that is not defined as one.
-    """
+    """Build the report of a study's traces."""
     sections, first = (section(study) for section in SECTIONS), study.labels[0]
     return page(
         title=f"Trace {first}" if len(study.traces) == 1 else f"{len(study.traces)} traces: {first} to {study.labels[-1]}",
