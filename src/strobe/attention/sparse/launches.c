@@ -8,18 +8,14 @@ enum { MOST = 64 };  // addresses of a call, and arguments of a kernel
 typedef struct { uint64_t function, grid[3], threads, shared_bytes, number; } Kernel;  // behind it so many arguments
 typedef struct { uint64_t address, added; } Argument;  // which address of the call, 0 for none, and what is added to it
 
-// A thread that has not yet called CUDA has no context.
-static CUresult with_context(CUdevice device) {
+static CUresult launch_all(const char *at, const char *end, CUdevice device, CUstream stream, const uint64_t *addresses) {
   CUcontext context = NULL;
   CUresult found = cuCtxGetCurrent(&context);
-  if (found != CUDA_SUCCESS || context != NULL)
-    return found;
-  found = cuDevicePrimaryCtxRetain(&context, device);
-  return found == CUDA_SUCCESS ? cuCtxSetCurrent(context) : found;
-}
-
-static CUresult launch_all(const char *at, const char *end, CUstream stream, const uint64_t *addresses) {
-  CUresult found = CUDA_SUCCESS;
+  if (found == CUDA_SUCCESS && context == NULL) {  // on a thread that has not yet called CUDA
+    found = cuDevicePrimaryCtxRetain(&context, device);
+    if (found == CUDA_SUCCESS)
+      found = cuCtxSetCurrent(context);
+  }
   while (at < end && found == CUDA_SUCCESS) {
     const Kernel *kernel = (const Kernel *)at;
     const Argument *arguments = (const Argument *)(kernel + 1);
@@ -55,9 +51,7 @@ static PyObject *launch(PyObject *module, PyObject *const *given, Py_ssize_t num
   const char *list = PyBytes_AS_STRING(given[0]), *end = list + PyBytes_GET_SIZE(given[0]);
   CUresult found;
   Py_BEGIN_ALLOW_THREADS;
-  found = with_context(device);
-  if (found == CUDA_SUCCESS)
-    found = launch_all(list, end, stream, addresses);
+  found = launch_all(list, end, device, stream, addresses);
   Py_END_ALLOW_THREADS;
   if (found == CUDA_SUCCESS)
     Py_RETURN_NONE;
