@@ -202,14 +202,17 @@ def compiled(function: int, kernel: Any, key: str, signature: Any, device: int, 
     return made
 
 
-def on_a_cpu() -> None:
-    """Print what one processor takes, and what of it are the projections and norms, which all kinds have in common."""
+def on_a_cpu(folder: Path) -> None:
+    """Print what one processor takes, and what of it are the projections and norms, which all kinds have in common.
+
+    Args:
+        folder: where the driver is built that does nothing.
+    """
     import launches_without_a_gpu as launches
     from driver_on_cpu import Driver
     from strobe.attention.sparse import tiled
 
-    with TemporaryDirectory() as folder:
-        driver, active = Driver(Path(folder)), launches.driver_of(launches.TARGET)
+    driver, active = Driver(folder), launches.driver_of(launches.TARGET)
     active.utils, function = driver.utils, driver.function()
     launches.driver.set_active(active)
     launches.pretend(lambda *given: compiled(function, *given))
@@ -257,4 +260,5 @@ if __name__ == "__main__":
     elif place == "twin":
         in_turns("cpu", 2, WAYS[:2], 1)
     else:
-        on_a_cpu()
+        with TemporaryDirectory() as built:
+            on_a_cpu(Path(built))
