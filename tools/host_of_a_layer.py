@@ -188,20 +188,6 @@ def in_turns(device: str, layers: int, ways: Sequence[str], rounds: int) -> None
         torch._dynamo.reset()
 
 
-def compiled(function: int, kernel: Any, key: str, signature: Any, device: int, constants: Any, *_: Any) -> Any:
-    """Replace Triton's compile step by a kernel that Triton launches as any other."""
-    from triton.compiler import ASTSource
-    from triton.compiler.compiler import CompiledKernel
-
-    from driver_on_cpu import launcher
-
-    made = CompiledKernel.__new__(CompiledKernel)
-    made.src, made.name, made.metadata, made.packed_metadata = ASTSource(kernel, signature, constants, {}), "", None, (4, 1, 0)
-    made.module, made.function, made._run = 1, function, launcher(signature, kernel)
-    kernel.device_caches[device][0][key] = made
-    return made
-
-
 def on_a_cpu(folder: Path) -> None:
     """Print what one processor takes, and what of it are the projections and norms, which all kinds have in common.
 
@@ -209,13 +195,13 @@ def on_a_cpu(folder: Path) -> None:
         folder: where the driver is built that does nothing.
     """
     import launches_without_a_gpu as launches
-    from driver_on_cpu import Driver
+    from driver_on_cpu import Driver, compiled
     from strobe.attention.sparse import tiled
 
     driver, active = Driver(folder), launches.driver_of(launches.TARGET)
-    active.utils, function = driver.utils, driver.function()
+    active.utils = driver.utils
     launches.driver.set_active(active)
-    launches.pretend(lambda *given: compiled(function, *given))
+    launches.pretend(lambda *given: compiled(driver.function(), *given))
     tiled.fuses = lambda *_: True  # type: ignore[assignment]
     case = wan(1, layers=1, heads=2, head_dim=32)
     attn, states = case.model.blocks[0].attn1, torch.zeros(1, 64, 64)

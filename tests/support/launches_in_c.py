@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from threading import Thread
-from types import SimpleNamespace
 from typing import Any
 
 import torch
 from triton.runtime import driver as drivers
 
-from driver_on_cpu import Driver, launcher, variant
+import launches_without_a_gpu as whole
+from driver_on_cpu import Driver, compiled, launcher, variant
 from strobe.attention.sparse import launches as lists
+from strobe.attention.sparse import tiled
 from strobe.attention.sparse.launch import Launcher, Site
 from strobe.attention.sparse.launches import launches
+from strobe.attention.sparse.stages.impl import prepared
 
 BYTES = {"i32": 4, "i64": 8, "fp32": 4}
 KINDS = ("*fp32", "*bf16", "constexpr", "*i32", "i32", "constexpr", "i32", "i64", "fp32", "constexpr", "constexpr")
@@ -51,9 +54,47 @@ def raised(call: Callable[[], object]) -> str:
     raise AssertionError("nothing was raised")
 
 
+def of_a_whole_call(driver: Driver) -> None:
+    """The launches of prepared calls, with and without a coarse output, gate, rope and forced tiles."""
+    made: list[int] = []
+
+    def both(index: int, *steps: Any) -> Callable[..., None]:
+        in_c = lists.launches(index, *steps)
+        known, lists._KNOWN = lists._KNOWN, ()
+        alone = lists.launches(index, *steps)
+        lists._KNOWN = known
+        assert isinstance(in_c, partial) and alone.__name__ == "one_by_one"
+
+        def launch(*given: Any) -> None:
+            driver.taken()
+            alone(*given)
+            expected = driver.taken()
+            in_c(*given)
+            assert driver.taken() == expected and len(expected) > 100 * len(steps)
+            made.append(len(steps))
+
+        return launch
+
+    def sized(kernel: Any, key: str, signature: dict[str, str], *rest: Any) -> Any:
+        described = any(kind.startswith("tensordesc") for kind in signature.values())  # the fine stage: not of our lists
+        sizes = [BYTES.get(kind, 8) for kind in (*signature.values(), "*", "*") if kind != "constexpr"]
+        return compiled(driver.function(*(() if described else sizes)), kernel, key, signature, *rest)
+
+    whole.pretend(sized)
+    tiled.fuses, prepared.launches = (lambda *_: True), both  # type: ignore[assignment]
+    for _ in range(2):
+        whole.whole_operator(2, 64, "raster", 1, gated=False, own=False)
+        whole.whole_operator(2, 128, "raster", 1, gated=True, own=True)
+        whole.whole_operator(1, 64, "raster", 1, gated=False, own=True)
+    assert made == [1, 2, 1, 1, 3, 1, 1, 2, 1], made
+
+
 def main(folder: Path) -> None:
     driver = Driver(folder)
-    drivers.set_active(SimpleNamespace(utils=driver.utils, get_current_device=lambda: 0, get_current_stream=lambda _: 0))
+    active = whole.driver_of(whole.TARGET)
+    active.utils = driver.utils
+    drivers.set_active(active)
+    of_a_whole_call(driver)
     first, second = kept(driver, 0), kept(driver, 0, packed=(4, 1, 2**16))
     step = SITE, POINTERS, ()
     both = launches(0, (first, *step), (second, *step))
