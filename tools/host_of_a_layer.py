@@ -6,7 +6,7 @@ that the host takes. The output of each is held to that of an uncompiled pass. N
 After the compiled passes it says where the host's time goes: the operator of a sparse layer alone, and the functions of a pass.
 `python host_of_a_layer.py twin`: the first two on a CPU, with two layers and without code from the compiler.
 `python host_of_a_layer.py cpu` without a GPU: the processor alone, and the operator alone, each launch of a kernel of ours done
-up to the call of the driver, which does nothing.
+up to the driver, which does nothing.
 The sources under test are those on the path: `PYTHONPATH=OTHER_CHECKOUT/src` measures another commit.
 """
 
@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -187,33 +188,20 @@ def in_turns(device: str, layers: int, ways: Sequence[str], rounds: int) -> None
         torch._dynamo.reset()
 
 
-def compiled(kernel: Any, key: str, signature: Any, device: int, constants: Any, *_: Any) -> Any:
-    """Replace Triton's compile step by a kernel that Triton launches as any other, but for the call of the driver."""
-    from triton.backends.nvidia.driver import CudaLauncher, wrap_handle_tensordesc
-    from triton.compiler import ASTSource
-    from triton.compiler.compiler import CompiledKernel
+def on_a_cpu(folder: Path) -> None:
+    """Print what one processor takes, and what of it are the projections and norms, which all kinds have in common.
 
-    launcher = CudaLauncher.__new__(CudaLauncher)
-    launcher.launch = wrap_handle_tensordesc(lambda *_: None, signature, None)
-    launcher.arg_annotations = launcher.kernel_signature = ()  # of Triton 3.7 on
-    launcher.num_ctas, launcher.launch_cooperative_grid, launcher.launch_pdl = 1, False, False
-    launcher.global_scratch_size = launcher.profile_scratch_size = 0
-    launcher.global_scratch_align = launcher.profile_scratch_align = 1
-    made = CompiledKernel.__new__(CompiledKernel)
-    made.src, made.name, made.metadata, made.packed_metadata = ASTSource(kernel, signature, constants, {}), "", None, (4, 1, 0)
-    made.module = made.function = 1
-    made._run = launcher
-    kernel.device_caches[device][0][key] = made
-    return made
-
-
-def on_a_cpu() -> None:
-    """Print what one processor takes, and what of it are the projections and norms, which all kinds have in common."""
+    Args:
+        folder: where the driver is built that does nothing.
+    """
     import launches_without_a_gpu as launches
+    from driver_on_cpu import Driver, compiled
     from strobe.attention.sparse import tiled
 
-    launches.driver.set_active(launches.driver_of(launches.TARGET))
-    launches.pretend(compiled)
+    driver, active = Driver(folder), launches.driver_of(launches.TARGET)
+    active.utils = driver.utils
+    launches.driver.set_active(active)
+    launches.pretend(lambda *given: compiled(driver.function(), *given))
     tiled.fuses = lambda *_: True  # type: ignore[assignment]
     case = wan(1, layers=1, heads=2, head_dim=32)
     attn, states = case.model.blocks[0].attn1, torch.zeros(1, 64, 64)
@@ -258,4 +246,5 @@ if __name__ == "__main__":
     elif place == "twin":
         in_turns("cpu", 2, WAYS[:2], 1)
     else:
-        on_a_cpu()
+        with TemporaryDirectory() as built:
+            on_a_cpu(Path(built))

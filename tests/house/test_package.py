@@ -28,7 +28,7 @@ from strobe.core.libraries import DISTRIBUTION, install
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 LOCKS = sorted((ROOT / "requirements").glob("*.lock"))
 TEXT_SUFFIXES = {
-    "", ".py", ".md", ".toml", ".lock", ".in", ".override", ".html", ".css", ".js", ".json", ".jsonl", ".txt", ".yml",
+    "", ".py", ".c", ".md", ".toml", ".lock", ".in", ".override", ".html", ".css", ".js", ".json", ".jsonl", ".txt", ".yml",
     ".Dockerfile",
 }  # fmt: skip
 FOLDERS = ("src", "tests", "tools", "docs", "requirements", "benchmarks", "docker", "examples", ".ci")

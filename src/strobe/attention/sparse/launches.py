@@ -1,0 +1,102 @@
+"""Several launches in one call of C, at the host cost of the driver's own.
+
+Called from Python, a launch of a kept variant takes the host as long as the driver does, or longer. What it is given is known
+when a call is prepared, but for the addresses at which the memory of a call begins: it is written down once, and C adds these.
+That is the way with a Triton of which it is known what its kernels are given; with another, Triton launches them one by one.
+"""
+
+from __future__ import annotations
+
+import struct
+import warnings
+from collections.abc import Callable
+from functools import cache, partial
+from importlib.resources import files
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from strobe.attention.sparse.launch import Launcher, Site, _version
+from strobe.core.libraries import tried
+
+_KNOWN: Final = ("3.6.", "3.7.")
+"""Versions of Triton whose kernels take, behind their arguments, the addresses of two pieces of scratch memory: `_launch` in
+triton/backends/nvidia/driver.py of 3.6 and driver.c of 3.7."""
+
+Spot = tuple[torch.dtype, int, int]
+"""A pointer of a launch: its dtype, which address of a call it counts from, 1 for the first, 0 for none, and how many bytes."""
+Step = tuple[Launcher, Site, tuple[Spot | None, ...], tuple[int, ...]]
+"""A kernel, where it is launched, its pointers, and which of them are no multiples of 16 bytes."""
+
+
+def fixed(tensor: Tensor | None) -> Spot | None:
+    """The pointer to a tensor that every call reads."""
+    return None if tensor is None else (tensor.dtype, 0, tensor.data_ptr())
+
+
+def launches(index: int, *steps: Step) -> Callable[..., object] | None:
+    """Return a function of a stream and addresses that launches all steps; None if none like one of them was launched before.
+
+    What is left to the caller is as of `Launcher.bound`.
+
+    Args:
+        index: what `Tensor.get_device` gives for the pointers.
+    """
+    found, written = [], []
+    for launcher, site, pointers, odd in steps:
+        kinds = tuple(None if pointer is None else pointer[0] for pointer in pointers)
+        launch = launcher.bound(site, kinds, index, odd)
+        if launch is None:
+            return None
+        marks = [place not in odd for place in range(len(kinds))] if odd else ()
+        _, variant = launcher._variants[site.numbers, site.constants, site.num_warps, index, *kinds, *marks]
+        found.append((launch, pointers))
+        written.append(_written(variant, site, pointers))
+    if b"" not in written and (in_c := _in_c()) is not None:
+        return partial(in_c.launch, b"".join(written), index)
+
+    def one_by_one(stream: int, *given: int | None) -> None:
+        addresses: Any = (0, *given)
+        for launch, pointers in found:
+            launch(stream, *(None if each is None else addresses[each[1]] + each[2] for each in pointers))
+
+    return one_by_one
+
+
+@cache
+def _in_c() -> Any:
+    """Return the module in C, which Triton compiles once and keeps as its own; None if it cannot be had."""
+    from triton.backends.nvidia import driver
+    from triton.runtime.build import compile_module_from_src
+
+    source = files("strobe.attention.sparse").joinpath("launches.c").read_text("utf-8")
+    include_dirs, libraries = driver.include_dirs, driver.libraries
+    compiled = partial(compile_module_from_src, source, "strobe_launches", include_dirs=include_dirs, libraries=libraries)
+    found, error = tried(lambda: compiled(library_dirs=driver.library_dirs()))
+    if error:
+        warnings.warn(f"kernels are launched one by one, which takes the host longer: {error}", stacklevel=2)
+    return found
+
+
+def _written(variant: Any, site: Site, pointers: tuple[Spot | None, ...]) -> bytes:
+    """Write down a launch of a variant, to be read by launches.c; empty if it is left to Triton."""
+    if not _version().startswith(_KNOWN) or type(run := variant.run).__name__ != "CudaLauncher":
+        return b""
+    num_warps, num_ctas, shared_bytes, *_ = variant.packed_metadata
+    if num_ctas > 1 or run.launch_cooperative_grid or run.launch_pdl or run.global_scratch_size or run.profile_scratch_size:
+        return b""
+    given: list[tuple[int, Any]] = [(0, 0) if pointer is None else pointer[1:] for pointer in pointers]
+    given += ((0, value) for value in (*site.numbers, *site.floats, *site.constants))
+    words: list[int] = []
+    for kind, (address, value) in zip(variant.src.signature.values(), given, strict=True):
+        if kind == "fp32":
+            (value,) = struct.unpack("I", struct.pack("f", value))
+        elif kind[0] != "*" and kind not in ("i32", "i64", "constexpr"):
+            return b""
+        if kind != "constexpr":
+            words += address, value % 2**64
+    words += 0, 0, 0, 0
+    assert len(words) <= 128
+    head = variant.function, *site.grid, 32 * num_warps, shared_bytes, len(words) // 2
+    return struct.pack(f"{len(head) + len(words)}Q", *head, *words)

@@ -1,0 +1,145 @@
+"""The launches in C give the driver what Triton gives it, byte by byte: `python launches_in_c.py FOLDER`, of what it builds."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import torch
+from triton.runtime import driver as drivers
+
+import launches_without_a_gpu as whole
+from driver_on_cpu import Driver, compiled, launcher, variant
+from strobe.attention.sparse import launches as lists
+from strobe.attention.sparse import tiled
+from strobe.attention.sparse.launch import Launcher, Site
+from strobe.attention.sparse.launches import launches
+from strobe.attention.sparse.stages.impl import prepared
+
+BYTES = {"i32": 4, "i64": 8, "fp32": 4}
+KINDS = ("*fp32", "*bf16", "constexpr", "*i32", "i32", "constexpr", "i32", "i64", "fp32", "constexpr", "constexpr")
+SITE = Site((3, 2, 5), (7, 1, -8, 2**40 + 3), (64, "tf32"), 4, (0.1,))
+DTYPES = (torch.float32, torch.bfloat16, None, torch.int32)
+POINTERS = ((torch.float32, 1, 512), (torch.bfloat16, 3, 0), None, (torch.int32, 0, 0x7F00DEADBE00))
+ADDRESSES = 0x7F0000000000, 0x7FFFFFFFF000, 0x10
+
+
+def kept(driver: Driver, index: int, kinds: tuple[str, ...] = KINDS, packed: tuple[int, ...] = (4, 1, 77), **others: Any) -> Any:
+    """Return a kernel's launcher with one variant, as it keeps it."""
+    signature = {f"argument_{place}": kind for place, kind in enumerate(kinds)}
+    function = driver.function(*(BYTES.get(kind, 8) for kind in (*kinds, "*", "*") if kind != "constexpr"))
+    found = Launcher(None)
+    key = (SITE.numbers, SITE.constants, SITE.num_warps, index, *DTYPES)
+    found._variants[key] = None, variant(launcher(signature, **others), signature, function, packed)  # type: ignore[assignment]
+    return found
+
+
+def by_triton(launching: Launcher, stream: int) -> None:
+    """Launch by Triton's own way: its launcher, called as for any kernel."""
+    ((_, found),) = launching._variants.values()
+    one, _, three = ADDRESSES
+    given = one + 512, three, None, 0x7F00DEADBE00, *SITE.numbers, *SITE.floats, *SITE.constants
+    found.run(*SITE.grid, stream, found.function, found.packed_metadata, None, None, None, *given)
+
+
+def raised(call: Callable[[], object]) -> str:
+    try:
+        call()
+    except RuntimeError as error:
+        return str(error)
+    raise AssertionError("nothing was raised")
+
+
+def of_a_whole_call(driver: Driver) -> None:
+    """The launches of prepared calls, with and without a coarse output, gate, rope and forced tiles."""
+    made: list[int] = []
+
+    def both(index: int, *steps: Any) -> Callable[..., None]:
+        in_c = lists.launches(index, *steps)
+        known, lists._KNOWN = lists._KNOWN, ()
+        alone = lists.launches(index, *steps)
+        lists._KNOWN = known
+        assert isinstance(in_c, partial) and alone.__name__ == "one_by_one"
+
+        def launch(*given: Any) -> None:
+            driver.taken()
+            alone(*given)
+            expected = driver.taken()
+            in_c(*given)
+            assert driver.taken() == expected and len(expected) > 100 * len(steps)
+            made.append(len(steps))
+
+        return launch
+
+    def sized(kernel: Any, key: str, signature: dict[str, str], *rest: Any) -> Any:
+        described = any(kind.startswith("tensordesc") for kind in signature.values())  # the fine stage: not of our lists
+        sizes = [BYTES.get(kind, 8) for kind in (*signature.values(), "*", "*") if kind != "constexpr"]
+        return compiled(driver.function(*(() if described else sizes)), kernel, key, signature, *rest)
+
+    whole.pretend(sized)
+    tiled.fuses, prepared.launches = (lambda *_: True), both  # type: ignore[assignment]
+    for _ in range(2):
+        whole.whole_operator(2, 64, "raster", 1, gated=False, own=False)
+        whole.whole_operator(2, 128, "raster", 1, gated=True, own=True)
+        whole.whole_operator(1, 64, "raster", 1, gated=False, own=True)
+    assert made == [1, 2, 1, 1, 3, 1, 1, 2, 1], made
+
+
+def main(folder: Path) -> None:
+    driver = Driver(folder)
+    active = whole.driver_of(whole.TARGET)
+    active.utils = driver.utils
+    drivers.set_active(active)
+    of_a_whole_call(driver)
+    first, second = kept(driver, 0), kept(driver, 0, packed=(4, 1, 2**16))
+    step = SITE, POINTERS, ()
+    both = launches(0, (first, *step), (second, *step))
+    assert both is not None and both.func.__name__ == "launch", "it is done in C"  # type: ignore[attr-defined]
+    for stream in (0, 0x5500AA):
+        by_triton(first, stream)
+        by_triton(second, stream)
+        expected = driver.taken()
+        assert len(expected) > 200 and expected.count((77).to_bytes(4, "little")) == 1
+        both(stream, *ADDRESSES)
+        assert driver.taken() == expected
+
+    here = launches(3, (kept(driver, 3), *step))
+    thread = Thread(target=lambda: here(0, *ADDRESSES))
+    thread.start()
+    thread.join()
+    assert (103).to_bytes(8, "little") in driver.taken(), "a thread without a context takes that of the device"
+
+    for which in (
+        {"launch_pdl": True}, {"launch_cooperative_grid": True}, {"global_scratch_size": 8}, {"profile_scratch_size": 8},
+        {"packed": (4, 2, 77)}, {"kinds": tuple("u32" if kind == "i32" else kind for kind in KINDS)},
+    ):  # fmt: skip
+        left = launches(0, (first, *step), (kept(driver, 0, **which), *step))
+        assert left.__name__ == "one_by_one", which
+    lists._version = lambda: "3.8.0"
+    alone = launches(0, (first, *step))
+    assert alone.__name__ == "one_by_one", "its launches are not known"
+    by_triton(first, 9)
+    expected = driver.taken()
+    alone(9, *ADDRESSES)
+    assert driver.taken() == expected
+    unlike = (torch.bfloat16, 1, 512), *POINTERS[1:]
+    assert launches(0, (first, SITE, unlike, ())) is None, "nothing like it was launched"
+
+    driver.fail(1)
+    assert "error 1: invalid argument" in raised(lambda: both(0, *ADDRESSES))
+    driver.fail(7)
+    assert "error 7: unknown" in raised(lambda: both(0, *ADDRESSES))
+    for wrong in ((), ("stream",), (0, *range(64))):
+        try:
+            both(*wrong)
+        except TypeError:
+            continue
+        raise AssertionError(wrong)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
