@@ -192,6 +192,8 @@ def test_a_sparse_stream_has_no_number_without_a_gate_on_the_card(monkeypatch: p
     monkeypatch.setattr(gate, "recorded", lambda *_: gate.GateResult(False, "triton passed its gate on this card", "not run"))
     found = case.gate("sparse")
     assert not found.passed and (found.rule, found.detail) == ("triton passed its gate on this card", "not run")
+    eight = replace(balanced(), name="eight", sparsity=0.8, attention_format="int8", window=6, sink=3)  # runs no sparse kernel
+    assert StreamCase([balanced(), eight], script=script, model=load("shapes"), device="cpu").gate("eight").passed
 
 
 CALL = AttentionCall(q_tokens=70, kv_tokens=100, num_heads=4, num_kv_heads=2, head_dim=8)

@@ -10,6 +10,7 @@ from math import ceil
 
 import pytest
 import torch
+from torch import Tensor
 from torch.nn.functional import conv2d, interpolate
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -41,6 +42,7 @@ from strobe.integrations.diffusers import sparsify
 from strobe.models.vae.wan import layers
 from strobe.models.vae.wan.autoencoder import WanVAE
 from strobe.models.vae.wan.config import WAN22, WanVAEConfig
+from strobe.models.wan import layers as layers_of_wan
 from strobe.models.wan.dit import CausalWan
 from strobe.perf.analysis.runs.breakdown import REGIONS, REST, KernelProfile, cost_in_blocks
 from strobe.perf.records.record import Variant
@@ -100,6 +102,20 @@ def test_each_call_takes_the_next_layers_weights(tiny: Model) -> None:
     with torch.inference_mode():
         outs = [up.run() for _ in range(4)]
     assert torch.equal(outs[0], outs[2]) and torch.equal(outs[1], outs[3]) and not torch.equal(outs[0], outs[1])  # type: ignore[arg-type]
+
+
+def test_attention_in_eight_bits_chooses_its_blocks_in_its_operation(tiny: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Tensor] = []
+    best = layers_of_wan.best_blocks
+    monkeypatch.setattr(layers_of_wan, "best_blocks", lambda *given: seen.append(best(*given)) or seen[-1])
+    large = replace(tiny, defaults=replace(tiny.defaults, frame_size=(192, 256)))
+    config = EngineConfig(window=8, sink=2, sparsity=0.8, attention_format="int8")
+    with torch.inference_mode():
+        operations = operations_of(StepParts(large, resolve(config, large.defaults, CPU)))
+        seen.clear()
+        operations["attention_kernel"].run()
+    assert [each.shape[3] for each in seen] == [11]  # of twelve blocks
+    assert "1408 keys" in operations["attention_kernel"].operation.what
 
 
 def test_writing_again_leaves_the_cache_as_it_is(tiny: Model) -> None:

@@ -20,6 +20,7 @@ from strobe.core.shapes import TokenGrid
 from strobe.core.tolerances import tolerance
 from strobe.engine.caches import attended_keys, frame_tiles, new_cache
 from strobe.engine.config import EngineConfig
+from strobe.engine.memory import predict
 from strobe.engine.model import Model, latent_shape
 from strobe.engine.prompts import Switch
 from strobe.engine.resolve import resolve
@@ -170,11 +171,14 @@ def frames_of(first_block: int) -> list[tuple[int, int]]:
     return [(0, first_block), *((first_block + 3 * block, 3) for block in range(3))]
 
 
-def test_a_frame_that_fills_no_tile_is_refused(make: Make) -> None:
+def test_a_frame_that_fills_no_tile_is_refused(make: Make, tiny: Model) -> None:
     with pytest.raises(
         ConfigError, match=r"leaves out whole blocks of 128 keys, and none of a window of 12 latent frames of 4 tokens"
     ):
         make(preset=EngineConfig(sparsity=0.5, attention_format="int8"))
+    with pytest.raises(ConfigError, match="leaves out whole blocks"):  # before anything is made
+        predict(tiny, resolve(EngineConfig(sparsity=0.5, attention_format="int8"), tiny.defaults, CPU))
+    make(preset=EngineConfig(sparsity=0.5, attention_format="int8", window=6, sink=3)).close()  # it has no past
     with pytest.raises(ConfigError, match=r"2x2 tokens and fills less than half of a tile of 64; set sparsity to 0"):
         make(preset="sparse")
 

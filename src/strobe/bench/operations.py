@@ -324,8 +324,8 @@ class StepParts:
         q, k, v = first.self_attn.qkv(normed)
         queries, keys = first.self_attn.turned(q, k, rope)
         values = v.unflatten(-1, queries.shape[2:])
-        new, reach = (keys, values), self.step.reach
-        step = self.step
+        new, step = (keys, values), self.step
+        reach = step.budget if isinstance(step, EightBitStep) else step.reach
         asked: Tensor | RoundedQueries = queries
         kept: tuple[Tensor, Tensor] | RoundedKeys
         if isinstance(step, EightBitStep):

@@ -64,6 +64,8 @@ def history_tiles(grid: TokenGrid, config: ResolvedConfig) -> HistoryTiles | Non
 def attended_keys(grid: TokenGrid, config: ResolvedConfig, frame_block: int | None = None) -> int:
     """Count the keys that a query of a frame block attends to; tiles of unequal sizes count with their mean, rounded down.
 
+    Blocks of keys in eight bits count as whole, the last one too.
+
     Args:
         grid: of a latent frame.
         config: window, sink and sparsity.
@@ -84,11 +86,16 @@ def attended_keys(grid: TokenGrid, config: ResolvedConfig, frame_block: int | No
     return (window - past) * grid.tokens_per_frame + topk * grid.tokens_per_frame // tiles
 
 
-def _check_blocks(grid: TokenGrid, config: ResolvedConfig) -> None:
-    """Raise ConfigError if passes of a full window would leave out no block of keys, although the configuration asks for it."""
-    tokens, window = grid.tokens_per_frame, config.policy.window
-    past = max(0, config.policy.local - config.frame_block)
-    if config.sparsity and block_number(tokens, window, past, config.sparsity) >= -(-window * tokens // ROUNDED_BLOCK):
+def check_blocks(grid: TokenGrid, config: ResolvedConfig) -> None:
+    """Check that, where there is a past, passes of a full window leave out blocks of keys, if the configuration asks for it.
+
+    Raises:
+        ConfigError: attention is in eight bits, and no block would be left out.
+    """
+    tokens, window, past = grid.tokens_per_frame, config.policy.window, config.policy.local - config.frame_block
+    if config.attention_format == "native" or not config.sparsity or past <= 0:
+        return
+    if block_number(tokens, window, past, config.sparsity) >= -(-window * tokens // ROUNDED_BLOCK):
         raise ConfigError(
             f"sparsity {config.sparsity} in eight bits leaves out whole blocks of {ROUNDED_BLOCK} keys, and none of a window of "
             f"{window} latent frames of {tokens} tokens: set sparsity to 0, or attention_format to 'native'"
@@ -123,8 +130,7 @@ def new_cache(
     shape = cache_shape(dit, grid, batch)
     if config.attention_format != "native" and (reason := without_kernel(config.device, config.dtype, dit.head_dim)):
         raise ImplUnavailableError(config.attention_format, reason, ("attention_format 'native'",), what="attention_format")
-    if config.attention_format == "int8":
-        _check_blocks(grid, config)
+    check_blocks(grid, config)
     kind: Callable[..., KVCache]
     if config.past == "rolling":
         kind = AheadRing

@@ -14,7 +14,7 @@ from strobe.cache.quantized import SCALE_BYTES, eightbit_ring_bytes, ring_bytes
 from strobe.core.device import GIB, available_bytes
 from strobe.core.errors import StrobeError
 from strobe.core.shapes import LatentShape, TokenGrid
-from strobe.engine.caches import cache_shape, frame_tiles
+from strobe.engine.caches import cache_shape, check_blocks, frame_tiles
 from strobe.engine.decode import VideoVAE
 from strobe.engine.graphs import CAPTURES
 from strobe.engine.model import ModelParts, latent_shape
@@ -172,6 +172,7 @@ def _rows_ahead(config: ResolvedConfig) -> int:
 def _cached(dit: WanConfig, grid: TokenGrid, config: ResolvedConfig, batch: int) -> int:
     """Return the bytes of the cache: keys and values with staged frames, a copy of a sink that turns, float32 coarse keys."""
     if config.attention_format == "int8":
+        check_blocks(grid, config)  # told before anything is made
         return eightbit_ring_bytes(cache_shape(dit, grid, batch), config.policy, config.dtype, config.positions)
     if config.kv_format != "native":
         return ring_bytes(cache_shape(dit, grid, batch), config.policy, config.dtype)

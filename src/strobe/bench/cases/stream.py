@@ -128,8 +128,8 @@ class StreamCase:
         finite ones and, where the oracle can read the clip, show an object. What runs a kernel without a green gate on this card
         has no number.
         """
-        sparse = [config for config in (self._configs[name], self._configs[self.baseline]) if config.sparsity]
-        if sparse:
+        both = self._configs[name], self._configs[self.baseline]
+        if sparse := [config for config in both if config.sparsity and config.attention_format == "native"]:
             held = gate.recorded(self._sparse_choice(sparse[0]), self.device)
             if not held.passed:
                 return held.line(name, self.baseline)

@@ -43,7 +43,7 @@ from strobe.core.spans import (
     QKV_PROJECTION,
     span,
 )
-from strobe.eightbit.rounded import RoundedKeys, RoundedQueries
+from strobe.eightbit.rounded import BlockBudget, RoundedKeys, RoundedQueries
 from strobe.models.wan.config import WanConfig
 
 
@@ -196,7 +196,7 @@ def random_modulation(rows: int, dim: int) -> Tensor:
     return empty if empty.is_meta else torch.randn(1, rows, dim) / dim**0.5
 
 
-Attend = Callable[[Tensor, KeyValues | None, KeyValues | RoundedKeys, Reach | None, int], Tensor]
+Attend = Callable[[Tensor, KeyValues | None, KeyValues | RoundedKeys, Reach | BlockBudget | None, int], Tensor]
 """`WanLayer.attend_kept`."""
 
 
@@ -377,10 +377,10 @@ class WanLayer(nn.Module):
         q: Tensor | RoundedQueries,
         new: KeyValues | None,
         kept: KeyValues | RoundedKeys,
-        reach: Reach | None,
+        reach: Reach | BlockBudget | None,
         index: int,
     ) -> Tensor:
-        """Attend over what a cache keeps: all of it, or with a `reach` the sink, this pass and tiles of the history.
+        """Attend over what a cache keeps: all of it, or with a `reach` the sink, this pass and tiles or blocks of the history.
 
         Args:
             q: of this pass; rounded for what is kept only if that is in eight bits.
@@ -388,9 +388,14 @@ class WanLayer(nn.Module):
             kept: what the cache returned for layer `index`.
         """
         if isinstance(kept, RoundedKeys):
+            blocks = None
+            if isinstance(reach, BlockBudget):
+                assert isinstance(q, RoundedQueries)
+                with span(ATTENTION_SELECT):
+                    blocks = best_blocks(q, kept, reach)
             with span(ATTENTION_KERNEL):
-                return attend_rounded(q, kept).out
-        assert isinstance(q, Tensor)
+                return attend_rounded(q, kept, blocks=blocks).out
+        assert isinstance(q, Tensor) and not isinstance(reach, BlockBudget)
         if reach is None:
             return self.attend(q, *kept, None)
         tiles, per_frame = reach.tiles, reach.tiles.grid[0] * reach.tiles.grid[1]
@@ -416,12 +421,7 @@ class WanLayer(nn.Module):
         if isinstance(kv, EightBitStep):
             with span(KV_WRITE):
                 queries, rounded = kv.write_beside(index, q, k, v)
-            if kv.budget is None:
-                return self.attend_kept(queries, None, rounded, None, index)
-            with span(ATTENTION_SELECT):
-                blocks = best_blocks(queries, rounded, kv.budget)
-            with span(ATTENTION_KERNEL):
-                return attend_rounded(queries, rounded, blocks=blocks).out
+            return self.attend_kept(queries, None, rounded, kv.budget, index)
         with span(KV_WRITE):
             kept = kv.write(index, k, v)
         return self.attend_kept(q, (k, v), kept, kv.reach, index)
