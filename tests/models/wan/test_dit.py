@@ -12,7 +12,7 @@ from strobe.core.errors import ConfigError, ShapeError
 from strobe.core.tolerances import tolerance
 from strobe.models.wan.config import WanConfig
 from strobe.models.wan.dit import CausalWan
-from strobe.models.wan.flow import shifted_sigma, to_x0
+from strobe.models.wan.flow import to_x0
 from strobe.models.wan.layers import TextKV, device_table, distinct_rows, rope_table, rotate, rotate_temporal
 
 ELEMENT = tolerance("element", "float32")
@@ -124,11 +124,6 @@ def relative(found: Tensor, expected: Tensor) -> float:
     return ((found.double() - expected).norm(dim=-1) / expected.norm(dim=-1)).max().item()
 
 
-def test_the_axes_share_the_head() -> None:
-    assert CONFIG.rope_pairs == (8, 7, 7)
-    assert WanConfig().rope_pairs == (22, 21, 21)
-
-
 @pytest.mark.parametrize("positions", [(0,), (0, 1, 2), (7, 8, 9), (5, 0, 3), (999_998, 999_999, 1_000_000)])
 def test_rotations_are_the_complex_numbers_of_the_definition(positions: tuple[int, ...]) -> None:
     x, turns = clip(len(positions), 2), rope_table(CONFIG, positions, ROWS_OF_FRAME, COLUMNS)
@@ -158,13 +153,6 @@ def test_moving_keys_in_time_is_drawing_them_there(first: int, frames: int) -> N
     rotate_temporal(CONFIG, moved, frames, moved)
     assert moved.dtype == torch.float32 and moved.isfinite().all()
     assert relative(moved, by_hand(x, there)) < tolerance("rotation", "float32")
-
-
-@pytest.mark.parametrize(
-    ("timestep", "shift", "sigma"), [(0, 5, 0), (1000, 5, 1), (750, 1, 0.75), (500, 2, 2 / 3), (250, 5, 0.625), (750, 5, 0.9375)]
-)
-def test_levels(timestep: float, shift: float, sigma: float) -> None:
-    assert shifted_sigma(timestep, shift) == pytest.approx(sigma, abs=1e-15)
 
 
 def test_bfloat16_predictions_are_taken_in_float64() -> None:
