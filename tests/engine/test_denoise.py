@@ -14,7 +14,7 @@ from torch import Tensor
 from strobe.core.errors import ConfigError
 from strobe.core.tolerances import tolerance
 from strobe.engine.config import EngineConfig, NoiseSchedule
-from strobe.engine.denoise import BlendedText, BlockNoise, denoise, draw, draw_block
+from strobe.engine.denoise import BlendedText, BlockNoise, denoise, draw
 from strobe.engine.model import Model
 from strobe.engine.resolve import resolve
 from tiny_model import Make, latents
@@ -40,13 +40,6 @@ def test_noise_is_standard_normal_and_stays_what_it_was() -> None:
     # frozen: a published clip must be the same in the next release
     torch.testing.assert_close(draw(1, 2, 3, 4, torch.empty(3)), torch.tensor(FROZEN), rtol=0, atol=ROUNDING)
     torch.testing.assert_close(draw(1, 2, 3, 4, torch.empty(4, 4))[:2], torch.tensor(FROZEN_MANY), rtol=0, atol=ELEMENT)
-
-
-def test_a_block_stacks_samples_and_steps() -> None:
-    noise = draw_block(5, (0, 4), 2, 3, (3, 2, 4, 4), torch.device("cpu"))
-    assert noise.initial.shape == (2, 3, 2, 4, 4) and len(noise.renoise) == 2
-    assert torch.equal(noise.initial[1], draw(5, 4, 2, 0, torch.empty(3, 2, 4, 4)))
-    assert torch.equal(noise.renoise[1][0], draw(5, 0, 2, 2, torch.empty(3, 2, 4, 4)))
 
 
 FROZEN = (1.7519546747207642, -0.849837601184845, -1.3468742370605469)

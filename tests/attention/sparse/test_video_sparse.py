@@ -207,6 +207,17 @@ def test_recall_is_the_mass_of_the_selected_tiles(pooled: bool) -> None:
         assert found.recall[b, h].item() == pytest.approx(mass / layout.num_tokens, rel=1e-4)
 
 
+def test_an_estimator_of_parts_gives_the_scores() -> None:
+    layout, (q, k, v) = tile_layout((5, 6, 7), (2, 4, 8)), _qkv((5, 6, 7))
+    estimator, sizes = Estimator(parts=2), layout.sizes()
+    scores = block_scores(layout.to_tiles(q), layout.to_tiles(k), sizes, sizes, layout.block, 0.3, estimator)
+    options: dict[str, Any] = {"grid": layout.grid, "tile": layout.tile, "estimator": estimator, "softmax_scale": 0.3}
+    by_share = video_sparse_attention(q, k, v, share=0.7, **options).selection
+    assert torch.equal(by_share.mask(layout.num_tiles), share_mask(scores, 0.7))
+    by_number = video_sparse_attention(q, k, v, topk=2, **options).selection
+    assert torch.equal(by_number.indices, select_blocks(scores, (2,) * 4, None)[0])
+
+
 def test_a_tile_without_a_token_is_not_needed_and_a_nan_shows() -> None:
     scores = torch.tensor([[[[0.0, -math.inf, 0.0, -math.inf], [0.0, math.nan, 0.0, 0.0]]]])
     assert share_mask(scores, 0.999)[0, 0].tolist() == [[True, False, True, False], [True] * 4]
