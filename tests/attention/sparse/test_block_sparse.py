@@ -1,4 +1,4 @@
-"""Block-sparse attention: the reference against dense attention token by token, every other impl against the reference."""
+"""Block-sparse attention: every impl against the reference, which test_video_sparse.py compares with the definition."""
 
 from __future__ import annotations
 

@@ -8,6 +8,7 @@ import random
 import signal
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -92,6 +93,17 @@ def test_the_others_name_a_rank_that(three: Processes, name: str) -> None:
     if fault.own is not None:
         (own,) = three.outcomes([fault.blamed])
         assert (own.kind, own.ended) == (fault.own.kind, fault.own.ended)
+
+
+def test_a_rank_that_is_killed(three: Processes) -> None:
+    three.start(work.after, {2: HANG_S})
+    time.sleep(0.3)
+    assert three.processes[2].pid
+    os.kill(three.processes[2].pid, signal.SIGKILL)
+    blames(three.outcomes([0, 1]), 2, "closed the connection (")
+    three.start(work.small, ranks=[0, 1])
+    for each in three.outcomes([0, 1]):
+        assert "this process group has failed before (call 2: rank 2 closed" in each.error and each.seconds < LIMIT_S
 
 
 def test_a_rank_that_hangs_and_holds_the_store() -> None:
