@@ -11,7 +11,7 @@ from torch import Tensor
 
 from forked import run
 from strobe.core.errors import ConfigError, SessionError, ShapeError
-from strobe.engine.video import FORMATS, VideoFile, can_encode, check_video_path
+from strobe.engine.video import FORMATS, VideoFile, check_video_path
 
 MIN_PSNR_DB = 36.0
 
@@ -190,7 +190,3 @@ def test_paths_are_checked_before_the_work(tmp_path: Path) -> None:
     (tmp_path / "folder.mp4").mkdir()
     with pytest.raises(ConfigError, match="cannot write .*it is a folder; name a file, such as"):
         VideoFile(tmp_path / "folder.mp4", fps=16)
-
-
-def test_the_encoder_is_there() -> None:
-    assert can_encode()
