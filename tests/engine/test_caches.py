@@ -14,7 +14,7 @@ from torch import Tensor
 
 from strobe.attention.sparse import history
 from strobe.attention.sparse.layout import tile_layout
-from strobe.cache.kv import CacheStep, RingCache
+from strobe.cache.kv import CacheStep
 from strobe.core.errors import ConfigError
 from strobe.core.shapes import TokenGrid
 from strobe.core.tolerances import tolerance
@@ -101,18 +101,6 @@ def film(make: Make, wide: Model) -> Callable[..., list[FrameBlock]]:
 def test_a_share_too_small_to_skip_a_tile_changes_nothing(film: Callable[..., list[FrameBlock]], config: EngineConfig) -> None:
     dense, sparse = (latents(film(replace(config, sparsity=share), samples=(0, 1))) for share in (0.0, 0.01))
     torch.testing.assert_close(sparse, dense, rtol=0, atol=tolerance("stream", "float32"))
-
-
-def test_what_is_skipped_matters_and_only_once_there_is_history(film: Callable[..., list[FrameBlock]]) -> None:
-    dense, sparse = (latents(film(replace(BASE, sparsity=share))) for share in (0.0, 0.8))
-    torch.testing.assert_close(sparse[:, :3], dense[:, :3], rtol=0, atol=tolerance("element", "float32"))
-    assert (sparse[:, 6:] - dense[:, 6:]).abs().max() > 1e-3
-
-
-def test_without_sparsity_the_cache_is_the_plain_ring(make: Make, wide: Model) -> None:
-    plain, tiled = (make(preset=replace(BASE, sparsity=share), model=wide)._stream._cache for share in (0.0, 0.5))
-    assert isinstance(plain, RingCache) and plain.at(0, 3).reach is None and plain.keys.shape[2] == 9 * 72
-    assert isinstance(tiled, RingCache) and tiled.keys.shape[2] == (2 + 3) * 72 + 7 * 2 * 64
 
 
 def test_each_query_tile_sees_the_tiles_of_its_budget(

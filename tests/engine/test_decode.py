@@ -84,18 +84,6 @@ def test_frames_are_those_of_one_call(kind: str, block_decode: bool, beside: boo
     decoder.close()
 
 
-@pytest.mark.parametrize("kind", ["tiny", "wan", "taew"])
-def test_a_state_is_adopted_in_another_dtype(kind: str) -> None:
-    vae = autoencoder(kind)
-    full, half = FrameDecoder(vae, config()), FrameDecoder(vae, replace(config(), dtype=torch.bfloat16))
-    _, state = decoded(full, latents()[:, :4], full.state())
-    started, memories = half.adopt(state)
-    assert started and {memory.dtype for memory in memories if memory is not None} == {torch.bfloat16}
-    out, _ = decoded(half, latents()[:, 4:], (started, memories))
-    expected, _ = decoded(full, latents()[:, 4:], state)
-    assert (out.int() - expected.int()).abs().float().mean() < 2
-
-
 def compile_by(backend: Any) -> Callable[..., Any]:
     """`torch.compile` with another backend."""
     compile_ = torch.compile

@@ -81,19 +81,6 @@ def test_a_recorded_stream_is_the_eager_one(make: Make, tiny: Model, name: str) 
     assert torch.equal(play(recorded(session), *script), play(eager, *script))
 
 
-def test_a_pass_is_recorded_once_for_each_shape(make: Make) -> None:
-    """Window 12: 3, 6, 9 and 12 frames attended in two modes, and the recache over a window of 6 and of 12."""
-    session = recorded(make())
-    runner: Any = session._stream._dit.runner
-    play(session, 4, ())
-    assert len(runner) == 8
-    play(session, BLOCKS - 4, ())
-    assert len(runner) == 8
-    other = recorded(make())
-    play(other)
-    assert len(other._stream._dit.runner) == 10  # type: ignore[arg-type]
-
-
 def test_warming_up_records_all_of_a_steady_stream(make: Make) -> None:
     session = recorded(make())
     session.warm_up()  # this configuration records no passes

@@ -267,16 +267,6 @@ def test_the_stream_goes_on_and_the_answer_says_from_where(make: Make, session: 
     assert slow.threads[-1].startswith("prompts")
 
 
-def test_a_text_that_is_known_is_followed_at_once(session: Session, slow: SlowEncoder) -> None:
-    stream = session.stream(3)
-    next(stream)
-    slow.let("blue square")
-    session.prompt("blue square", wait=True)
-    next(stream)
-    ack = session.prompt("red circle")
-    assert ack.frame_block == ack.wait() == 2 and next(stream).prompt == "red circle"
-
-
 @pytest.mark.parametrize("knobs", [Knobs(), Knobs(late_frames=True)], ids=["at once", "late"])
 def test_scheduled_switches_are_exact(make: Make, tiny: Model, slow: SlowEncoder, knobs: Knobs) -> None:
     """Their texts are encoded beside the stream from the start, and their frame block waits for them."""

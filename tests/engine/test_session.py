@@ -520,29 +520,6 @@ class TestDecoded:
             assert sum(len(block.frames) for block in session.stream(seconds=1.5)) == 24
 
 
-class TestCaches:
-    def test_rebased_streams_stay_finite_far_out(self, make: Make) -> None:
-        """A stream that begins at frame 999,999 equals one that begins at frame 99: only distances count."""
-        near, far = make(preset=EngineConfig(window=8, sink=3)), make(preset=EngineConfig(window=8, sink=3))
-        results = []
-        for session, block in ((near, 33), (far, 333_333)):
-            play(session, 1)
-            snapshot = session.snapshot()
-            history = snapshot.state.history[:, [0] * 8]  # a full window, which nothing derives again here
-            moved = replace(
-                snapshot,
-                state=replace(snapshot.state, next_block=block, history=history),
-                cache=replace(snapshot.cache, end=3 * block),
-            )
-            session.restore(moved)
-            stream = session._stream
-            noise = stream._draw
-            stream._draw = lambda index, noise=noise, block=block: noise(index - block)  # type: ignore[method-assign]
-            results.append(latents(play(session, 6)))
-        assert results[1].isfinite().all()
-        torch.testing.assert_close(results[0], results[1], rtol=0, atol=tolerance("stream far away", "float32"))
-
-
 class TestKnobs:
     @pytest.mark.parametrize("knob", [each.name for each in fields(Knobs)])
     def test_no_knob_changes_the_result(self, make: Make, knob: str) -> None:

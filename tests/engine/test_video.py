@@ -11,7 +11,7 @@ from torch import Tensor
 
 from forked import run
 from strobe.core.errors import ConfigError, SessionError, ShapeError
-from strobe.engine.video import FORMATS, VideoFile, can_encode, check_video_path
+from strobe.engine.video import FORMATS, VideoFile, check_video_path
 
 MIN_PSNR_DB = 36.0
 
@@ -125,8 +125,6 @@ def test_no_space_is_one_clear_error_that_says_what_is_kept(tmp_path: Path, suff
 def test_an_earlier_clip_outlives_a_full_disk(tmp_path: Path) -> None:
     path = tmp_path / "clip.mp4"
     path.write_bytes(b"an old one")
-    assert "nothing of it plays, so it is removed" in fill(path, 500)
-    assert path.read_bytes() == b"an old one" and len(list(tmp_path.iterdir())) == 1
     said, own = fill(path, 200_000), tmp_path / "clip.partial.mp4"
     assert f"of its frames are kept as {own}; " in said
     assert path.read_bytes() == b"an old one" and len(decode(own)) >= 16
@@ -192,7 +190,3 @@ def test_paths_are_checked_before_the_work(tmp_path: Path) -> None:
     (tmp_path / "folder.mp4").mkdir()
     with pytest.raises(ConfigError, match="cannot write .*it is a folder; name a file, such as"):
         VideoFile(tmp_path / "folder.mp4", fps=16)
-
-
-def test_the_encoder_is_there() -> None:
-    assert can_encode()

@@ -119,13 +119,6 @@ def main(folder: Path) -> None:
     ):  # fmt: skip
         left = launches(0, (first, *step), (kept(driver, 0, **which), *step))
         assert left.__name__ == "one_by_one", which
-    lists._version = lambda: "3.8.0"
-    alone = launches(0, (first, *step))
-    assert alone.__name__ == "one_by_one", "its launches are not known"
-    by_triton(first, 9)
-    expected = driver.taken()
-    alone(9, *ADDRESSES)
-    assert driver.taken() == expected
     unlike = (torch.bfloat16, 1, 512), *POINTERS[1:]
     assert launches(0, (first, SITE, unlike, ())) is None, "nothing like it was launched"
 

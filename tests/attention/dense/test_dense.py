@@ -184,14 +184,3 @@ def test_dtypes_and_devices_that_differ_are_named() -> None:
 )
 def test_twelve_heads_on_132_multiprocessors(q_len: int, kv_len: int, expected: Split | None) -> None:
     assert split_last_wave(q_len, kv_len, 12, 128, 132) == expected
-
-
-@pytest.mark.parametrize("heads", [1, 5, 12, 40])
-@pytest.mark.parametrize("kv_len", [1024, 8640, 18720])
-def test_a_split_is_one(heads: int, kv_len: int) -> None:
-    """Some queries stay for it, in whole tiles before, and its parts are equal."""
-    found = [split_last_wave(q_len, kv_len, heads, 128, 132) for q_len in range(1, 6000, 37)]
-    for q_len, split in zip(range(1, 6000, 37), found, strict=True):
-        if split is not None:
-            assert 0 <= split.first < q_len and split.first % 128 == 0 and kv_len % split.parts == 0 and split.parts >= 2
-    assert any(found) or kv_len == 1024

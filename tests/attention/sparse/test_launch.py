@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from strobe.attention.sparse import launch as launching
-from strobe.attention.sparse.launch import Launcher, Site, dense, empty_on, known_triton, stream_on
+from strobe.attention.sparse.launch import Launcher, known_triton
 
 
 class Variant:
@@ -105,20 +105,6 @@ def test_the_run_of_some_versions_is_known(version: str | None, known: bool, mon
     assert found is known
 
 
-def test_a_bound_launch_is_given_addresses_alone(way: str) -> None:
-    launch, tensor, other = Launcher(kernel := Kernel()), torch.zeros(32), torch.zeros(32, dtype=torch.int32)
-    site = Site((3, 2, 1), (7,), (64, True), 2, (0.5,))
-    kinds = (torch.float32, None, torch.int32)
-    assert launch.bound(site, kinds, -1) is None, "nothing like it was launched"
-    launch.at(site, (tensor, None, other), ("rows",))
-    assert launch.bound(site, (torch.float32, torch.int32, torch.int32), -1) is None, "of other dtypes"
-    assert launch.bound(site, kinds, -1, odd=(2,)) is None, "of other alignment"
-    bound = launch.bound(site, kinds, -1)
-    bound(stream_on(3)() if way == "run" else 0, "rows", 32, None, 64)
-    assert kernel.direct == [(None, (3, 2, 1), ("rows", 32, None, 64, 7, 0.5, 64, True))]
-    assert len(kernel.own) == 1 and kernel.described == (way == "item")
-
-
 def test_a_bound_launch_of_3_6_goes_past_the_allocation_of_scratch_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[tuple[Any, ...]] = []
 
@@ -141,24 +127,6 @@ def test_a_bound_launch_of_3_6_goes_past_the_allocation_of_scratch_memory(monkey
         middle = (False, True, None, None) if direct else ()
         want = (3, 2, 1, 7, 11, *middle, (4, 1, 0), None, None, None, 32, None, 64, True)
         assert seen.pop() == (want if direct else ("run", *want)), version
-
-
-def test_places_are_those_of_torch() -> None:
-    for sizes in ((3,), (2, 3, 4), (1, 5, 2, 8)):
-        place = dense(*sizes)
-        made = empty_on(torch.device("cpu"))(*place, torch.float16)
-        assert made.shape == sizes and made.is_contiguous() and made.dtype == torch.float16 and place[1] == made.stride()
-
-
-def test_in_the_interpreter_nothing_is_kept() -> None:
-    class Interpreted(Kernel):
-        def __getitem__(self, grid: tuple[int, ...]) -> Any:
-            return lambda *arguments, num_warps: self.own.append((grid, arguments, num_warps))
-
-    launch = Launcher(kernel := Interpreted())
-    for _ in range(3):
-        launch((1, 1, 1), (torch.zeros(4),), (), (), num_warps=1)
-    assert len(kernel.own) == 3
 
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.int32)

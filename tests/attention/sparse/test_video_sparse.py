@@ -283,13 +283,6 @@ def test_there_is_a_bound_to_the_plans_that_are_kept(monkeypatch: pytest.MonkeyP
             assert len(video_plan._SEEN) == 1 + number % 3
 
 
-def test_forced_tiles_are_always_there() -> None:
-    q, k, v = _qkv((6, 5, 6))
-    found = video_sparse_attention(q, k, v, grid=(6, 5, 6), tile=(2, 3, 3), topk=5, forced=Forced(own=True, first_frames=1))
-    seen = found.selection.mask(12)
-    assert seen[..., :4].all() and seen.diagonal(dim1=-2, dim2=-1).all() and (found.selection.counts == 5).all()
-
-
 @pytest.mark.parametrize(
     ("sparsity", "tiles", "expected"),
     [(0.9, 100, 10), (0.7, 10, 3), (0.8, 10, 2), (0.95, 624, 32), (0, 7, 7), (0.999, 5, 1), (0.5, 5, 3)],

@@ -23,8 +23,6 @@ from strobe.models.shapes.grammar import (
 )
 from train_shapes.clips import HELD_OUT, describe, sample_scene
 
-RED_CIRCLE_LEFT = Scene(colour=0, shape=0, direction=0, speed=0, background=0)
-
 
 def test_every_scene_reads_back_from_its_sentences() -> None:
     rng = random.Random(1)

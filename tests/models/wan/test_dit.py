@@ -12,8 +12,8 @@ from strobe.core.errors import ConfigError, ShapeError
 from strobe.core.tolerances import tolerance
 from strobe.models.wan.config import WanConfig
 from strobe.models.wan.dit import CausalWan
-from strobe.models.wan.flow import shifted_sigma, to_x0
-from strobe.models.wan.layers import TextKV, device_table, distinct_rows, rope_table, rotate, rotate_temporal
+from strobe.models.wan.flow import to_x0
+from strobe.models.wan.layers import device_table, distinct_rows, rope_table, rotate, rotate_temporal
 
 ELEMENT = tolerance("element", "float32")
 
@@ -90,12 +90,6 @@ def test_only_equal_rows_behind_everything_else_are_padding() -> None:
     assert distinct_rows(text).item() == 1
 
 
-def test_it_can_be_taken_apart() -> None:
-    found = CausalWan(LONG).requires_grad_(False).text_kv(texts(10))
-    again = TextKV.made_of(found.tensors)
-    assert len(found.tensors) == 5 and again.layers == found.layers and again.distinct is found.distinct
-
-
 CONFIG = WanConfig(dim=88, num_heads=2)  # head_dim 44: 22 pairs = 8 for time, 7 for height, 7 for width
 ROWS_OF_FRAME, COLUMNS = 3, 5
 
@@ -122,11 +116,6 @@ def relative(found: Tensor, expected: Tensor) -> float:
     """Largest error relative to the length of the vector it belongs to."""
     expected = expected.double()
     return ((found.double() - expected).norm(dim=-1) / expected.norm(dim=-1)).max().item()
-
-
-def test_the_axes_share_the_head() -> None:
-    assert CONFIG.rope_pairs == (8, 7, 7)
-    assert WanConfig().rope_pairs == (22, 21, 21)
 
 
 @pytest.mark.parametrize("positions", [(0,), (0, 1, 2), (7, 8, 9), (5, 0, 3), (999_998, 999_999, 1_000_000)])
@@ -158,13 +147,6 @@ def test_moving_keys_in_time_is_drawing_them_there(first: int, frames: int) -> N
     rotate_temporal(CONFIG, moved, frames, moved)
     assert moved.dtype == torch.float32 and moved.isfinite().all()
     assert relative(moved, by_hand(x, there)) < tolerance("rotation", "float32")
-
-
-@pytest.mark.parametrize(
-    ("timestep", "shift", "sigma"), [(0, 5, 0), (1000, 5, 1), (750, 1, 0.75), (500, 2, 2 / 3), (250, 5, 0.625), (750, 5, 0.9375)]
-)
-def test_levels(timestep: float, shift: float, sigma: float) -> None:
-    assert shifted_sigma(timestep, shift) == pytest.approx(sigma, abs=1e-15)
 
 
 def test_bfloat16_predictions_are_taken_in_float64() -> None:
