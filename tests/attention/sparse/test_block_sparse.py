@@ -522,6 +522,15 @@ def test_it_equals_separate_calls(impl: str, pairs: list[tuple[int, int]], heads
             torch.testing.assert_close(mine, theirs, atol=ELEMENT, rtol=ELEMENT)
 
 
+def test_tokens_that_no_sequence_has_are_empty_rows() -> None:
+    case = draw([70, 30], [100, 20], 2, 2, seed=0)
+    short = case | {"cu_seqlens_q": torch.tensor([0, 70, 90], dtype=torch.int32)}
+    found = block_sparse_attention_varlen(**short, block=64, return_lse=True)
+    whole = block_sparse_attention_varlen(**case, block=64, return_lse=True)
+    assert torch.equal(found.out[:90], whole.out[:90]) and torch.equal(found.lse[:, :90], whole.lse[:, :90])
+    assert not found.out[90:].any() and found.lse[:, 90:].isneginf().all()
+
+
 @pytest.mark.parametrize("impl", ["cpu", "reference", "flex"])
 @pytest.mark.parametrize(("entry", "blocks"), [(2, "0 to 1"), (-1, "0 to 1"), (3, "0 to 1")])
 def test_an_index_past_its_own_sequence_is_refused(entry: int, blocks: str, impl: str) -> None:
