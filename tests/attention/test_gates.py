@@ -99,9 +99,7 @@ ON_CPU = {
     ][::2],
     ("dense", "sdpa"): [case for case in find_cases("dense", "sdpa", CPU) if "2000" not in case.name][::9],
     ("eightbit", "reference"): [
-        case
-        for case in find_cases("eightbit", "reference", CPU)
-        if "4999" not in case.name and "2000x" not in case.name and "best blocks" not in case.name  # of a kernel
+        case for case in find_cases("eightbit", "reference", CPU) if "4999" not in case.name and "2000x" not in case.name
     ],
     ("dense", "cpu"): [case for case in find_cases("dense", "cpu", CPU) if "2000" not in case.name][4::31],
 }

@@ -278,7 +278,8 @@ def test_scheduled_switches_are_exact(make: Make, tiny: Model, slow: SlowEncoder
         slow.let("blue square")
         found = torch.cat([first.latents, *(block.latents for block in stream)], dim=1)
     assert torch.equal(found, told(make, 3, "blue square", 6, preset=config))
-    assert all(name.startswith("prompts") for name in slow.threads[1:])
+    elsewhere = [name for name in slow.threads if not name.startswith("prompts")]
+    assert len(elsewhere) <= 1  # the first prompt's, which may begin before the other one or after it
 
 
 def test_the_first_prompt_is_waited_for(make: Make, tiny: Model, slow: SlowEncoder) -> None:
