@@ -39,6 +39,22 @@ CUresult cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction function, voi
   return failure;
 }
 
+CUresult cuTensorMapEncodeTiled(CUtensorMap *map, CUtensorMapDataType type, cuuint32_t rank, void *address,
+                                const cuuint64_t *sizes, const cuuint64_t *strides, const cuuint32_t *block,
+                                const cuuint32_t *steps, CUtensorMapInterleave interleave, CUtensorMapSwizzle swizzle,
+                                CUtensorMapL2promotion promotion, CUtensorMapFloatOOBfill fill) {
+  uint64_t words[16] = {(uint64_t)address, 0, type, rank, interleave, swizzle, promotion, fill};
+  for (cuuint32_t i = 0; i < rank && i < 4; i++)
+    words[8 + i] = sizes[i] * 1000003 + strides[i], words[12 + i] = block[i] * 1000003 + steps[i];
+  memcpy(map, words, sizeof(words));
+  return CUDA_SUCCESS;
+}
+
+CUresult cuTensorMapReplaceAddress(CUtensorMap *map, void *address) {
+  memcpy(map, &address, sizeof(address));
+  return ((uint64_t)map & 63) ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
+}
+
 CUresult cuGetErrorString(CUresult error, const char **text) {
   *text = error == CUDA_ERROR_INVALID_VALUE ? "invalid argument" : NULL;
   return CUDA_SUCCESS;
@@ -100,19 +116,26 @@ class Driver:
         ctypes.c_int.in_dll(self.library, "failure").value = error
 
 
+def described(signature: dict[str, str]) -> list[dict[str, Any]] | None:
+    """Return how the copy engine reads each descriptor of a signature, as Triton's compiler decides it; None if there is none."""
+    how = {"swizzle": 3, "elem_size": 2, "elem_type": 10, "fp4_padded": False, "block_size": [1, 64, 1, 64]}
+    return [how for kind in signature.values() if kind.startswith("tensordesc")] or None
+
+
 def launcher(signature: dict[str, str], fn: Any = None, **others: Any) -> Any:
     """Return Triton's own launcher of a kernel of this signature, as it makes it of what was compiled."""
     from triton.backends.nvidia.driver import CudaLauncher
 
     usual = {"global_scratch_size": 0, "profile_scratch_size": 0, "global_scratch_align": 1, "profile_scratch_align": 1}
     usual |= {"num_ctas": 1, "launch_cooperative_grid": False, "launch_pdl": False}
-    metadata = SimpleNamespace(cluster_dims=(1, 1, 1), tensordesc_meta=None, **(usual | others))
+    metadata = SimpleNamespace(cluster_dims=(1, 1, 1), **(usual | {"tensordesc_meta": described(signature)} | others))
     return CudaLauncher(SimpleNamespace(signature=signature, constants={}, fn=fn), metadata)
 
 
 def variant(run: Any, signature: dict[str, str], function: int, packed: Sequence[int] = (4, 1, 0)) -> Any:
     """Return what a compiled kernel is to those that launch it."""
-    return SimpleNamespace(run=run, src=SimpleNamespace(signature=signature), function=function, packed_metadata=tuple(packed))
+    source, metadata = SimpleNamespace(signature=signature), SimpleNamespace(tensordesc_meta=described(signature))
+    return SimpleNamespace(run=run, src=source, function=function, packed_metadata=tuple(packed), metadata=metadata)
 
 
 def compiled(function: int, kernel: Any, key: str, signature: Any, device: int, constants: Any, *_: Any) -> Any:
@@ -121,7 +144,8 @@ def compiled(function: int, kernel: Any, key: str, signature: Any, device: int, 
     from triton.compiler.compiler import CompiledKernel
 
     made = CompiledKernel.__new__(CompiledKernel)
-    made.src, made.name, made.metadata, made.packed_metadata = ASTSource(kernel, signature, constants, {}), "", None, (4, 1, 0)
+    made.src, made.name, made.packed_metadata = ASTSource(kernel, signature, constants, {}), "", (4, 1, 0)
+    made.metadata = SimpleNamespace(tensordesc_meta=described(signature))
     made.module, made.function, made._run = 1, function, launcher(signature, kernel)
     kernel.device_caches[device][0][key] = made
     return made

@@ -161,6 +161,11 @@ def span(name: str, index: int | None = None) -> AbstractContextManager[object]:
     return _recorder(name, index)
 
 
+def recorded() -> bool:
+    """Whether a recorder hears regions."""
+    return _recorder is not None
+
+
 def spanned(name: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
     """Mark every call of a function as a named region of time: ``@strobe.spanned("attention")``."""
 

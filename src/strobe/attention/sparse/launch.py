@@ -91,6 +91,15 @@ def dense(*sizes: int) -> Place:
     return sizes, tuple(strides[::-1])
 
 
+def descriptor(base: Any, place: Place, block: tuple[int, ...]) -> Any:
+    """A tensor descriptor of Triton's, made without its constructor, which looks for what is known longer than a launch takes."""
+    from triton.tools.tensor_descriptor import TensorDescriptor
+
+    made = TensorDescriptor.__new__(TensorDescriptor)
+    made.base, made.shape, made.strides, made.block_shape = base, *map(list, place), list(block)
+    return made
+
+
 def empty_on(device: torch.device) -> Callable[[tuple[int, ...], tuple[int, ...], torch.dtype], Tensor]:
     """Return a function that allocates a tensor of these sizes, strides and dtype on a device that is current.
 

@@ -1,12 +1,13 @@
 // Launches kernels one behind the other. What is read of each was written when the call was prepared, by `_written` in launches.py.
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
+#include <string.h>
 #include "cuda.h"
 
-enum { MOST = 64 };  // addresses of a call, and arguments of a kernel
+enum { MOST = 64, MOST_MAPS = 4 };  // addresses of a call and arguments of a kernel; its tensor maps
 
-typedef struct { uint64_t function, grid[3], threads, shared_bytes, number; } Kernel;  // behind it so many arguments
-typedef struct { uint64_t address, added; } Argument;  // which address of the call, 0 for none, and what is added to it
+typedef struct { uint64_t function, grid[3], threads, shared_bytes, number, maps; } Kernel;  // behind it arguments, then maps
+typedef struct { uint64_t address, added, map; } Argument;  // address of the call, 0 for none; what is added; map that begins there
 
 static CUresult launch_all(const char *at, const char *end, CUdevice device, CUstream stream, const uint64_t *addresses) {
   CUcontext context = NULL;
@@ -19,19 +20,27 @@ static CUresult launch_all(const char *at, const char *end, CUdevice device, CUs
   while (at < end && found == CUDA_SUCCESS) {
     const Kernel *kernel = (const Kernel *)at;
     const Argument *arguments = (const Argument *)(kernel + 1);
+    const char *written = (const char *)(arguments + kernel->number);
+    CUtensorMap maps[MOST_MAPS];
     uint64_t values[MOST];  // of 4 bytes are the first ones
     void *places[MOST];
-    for (uint64_t i = 0; i < kernel->number; i++) {
+    memcpy(maps, written, kernel->maps * sizeof(CUtensorMap));
+    for (uint64_t i = 0; i < kernel->number && found == CUDA_SUCCESS; i++) {
       values[i] = addresses[arguments[i].address] + arguments[i].added;
       places[i] = &values[i];
+      if (arguments[i].map) {
+        places[i] = &maps[arguments[i].map - 1];
+        found = cuTensorMapReplaceAddress(places[i], (void *)values[i]);
+      }
     }
     CUlaunchConfig config = {
         .gridDimX = kernel->grid[0], .gridDimY = kernel->grid[1], .gridDimZ = kernel->grid[2],
         .blockDimX = kernel->threads, .blockDimY = 1, .blockDimZ = 1,
         .sharedMemBytes = kernel->shared_bytes, .hStream = stream,
     };
-    found = cuLaunchKernelEx(&config, (CUfunction)kernel->function, places, NULL);
-    at = (const char *)(arguments + kernel->number);
+    if (found == CUDA_SUCCESS)
+      found = cuLaunchKernelEx(&config, (CUfunction)kernel->function, places, NULL);
+    at = written + kernel->maps * sizeof(CUtensorMap);
   }
   return found;
 }

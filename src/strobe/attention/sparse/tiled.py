@@ -165,7 +165,7 @@ def prepare(
         q_place, k_place, v_place = (dense(*each.shape) for each in operands)
         fine = Prepared((q_place, k_place, v_place), stride, run, lambda lse: lse)
     module = import_module("strobe.attention.sparse.stages.impl.prepared")
-    found: Call | None = module.prepare(tensors, rope, gate, grids, plan.wish, fine)
+    found: Call | None = module.prepare(tensors, rope, gate, grids, plan.wish, fine, spec.return_lse)
     return found
 
 

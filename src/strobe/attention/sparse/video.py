@@ -185,7 +185,7 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, gate: Tensor | None, rope: Rope, op
             done = None if ready is None else ready(q, k, v, rope, spread)
             if done is not None:
                 out, indices, seen = done
-                return _output(found, out, seen if return_lse else None, selection_of(found.plan, indices, *sizes))
+                return _output(found, out, seen, selection_of(found.plan, indices, *sizes))
         attended = attend(found.plan, tensors, (found.q_rows, found.kv_rows), rope, spread)
         out, fine, selection, tiled, seen = attended
         if place is not None and place not in found.ready:
@@ -272,10 +272,10 @@ def _see_ready(
         return
     if len(_READY) >= _MOST_READY:
         _READY.clear()
-    empty, rows, asked = empty_on(q.device), plan.q_rows, options.return_lse
+    empty, rows = empty_on(q.device), plan.q_rows
 
     def lse_of(lse: Tensor | None) -> Tensor:
-        return empty((0,), (1,), torch.float32) if lse is None or not asked else _in_order(lse, rows).contiguous()
+        return empty((0,), (1,), torch.float32) if lse is None else _in_order(lse, rows).contiguous()
 
     _READY[key] = call, plan, lse_of
 

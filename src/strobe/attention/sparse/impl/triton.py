@@ -9,15 +9,15 @@ follows the card and the dtype, no length.
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.tools.tensor_descriptor import TensorDescriptor
 
-from strobe.attention.sparse.launch import Launcher, Site, dense, empty_on, precision_of
+from strobe.attention.sparse.launch import Launcher, Site, dense, descriptor, precision_of
+from strobe.attention.sparse.launches import Spot, Step, fixed
 from strobe.attention.sparse.padding import aligned, cleared, finite
 from strobe.attention.sparse.selection import BlockSelection
 from strobe.attention.sparse.stages.types import Prepared
@@ -325,26 +325,17 @@ def forward(q: Tensor, k: Tensor, v: Tensor, selection: BlockSelection, softmax_
 
 
 def prepare(q: Tensor, k: Tensor, v: Tensor, selection: BlockSelection, softmax_scale: float) -> Prepared | None:
-    """The forward kernel for contiguous q, k and v like these, whose queries are all valid; None if it is not compiled yet."""
-    (batch, q_len, heads, _), device, dtype = q.shape, q.device, q.dtype
-    if softmax_scale <= 0 or q_len == 0 or k.shape[1] == 0:
+    """The forward kernel for contiguous q, k and v like these, whose queries are all valid."""
+    if softmax_scale <= 0 or q.shape[1] == 0 or k.shape[1] == 0:
         return None
-    site, rows = _forward_site(q, k, selection, softmax_scale)
-    counts, kv_sizes, empty = selection.counts, selection.kv_sizes, empty_on(device)
-    kinds = (dtype, torch.float32, torch.int32, torch.int32, None, None if kv_sizes is None else torch.int32)
-    launch = _FORWARD.bound(site, kinds, q.get_device())
-    if launch is None:
-        return None
-    q_place, kv_place, lse_place = dense(*q.shape), dense(*k.shape), dense(batch, heads, q_len)
-    rest = (counts.data_ptr(), None, None if kv_sizes is None else kv_sizes.data_ptr())
+    (site, rows), places = _forward_site(q, k, selection, softmax_scale), tuple(dense(*each.shape) for each in (q, k, v))
+    block, beside = (1, rows, 1, q.shape[3]), (fixed(selection.counts), None, fixed(selection.kv_sizes))
 
-    def run(stream: int, q: Tensor, k: Tensor, v: Tensor, indices: Tensor) -> tuple[Tensor, Tensor]:
-        out, lse = empty(*q_place, dtype), empty(*lse_place, torch.float32)
-        descriptors = (_descriptor(k, rows), _descriptor(v, rows), _descriptor(out, rows))
-        launch(stream, *descriptors, q.data_ptr(), lse.data_ptr(), indices.data_ptr(), *rest)
-        return out, lse
+    def step(q: Spot, k: Spot, v: Spot, indices: Spot, out: Spot, lse: Spot) -> Step:
+        described = tuple(zip((k, v, out), (*places[1:], places[0]), (block,) * 3, strict=True))
+        return _FORWARD, site, (q, lse, indices, *beside), described, ()
 
-    return Prepared((q_place, kv_place, kv_place), q_place[1], run, lambda lse: lse, (counts, kv_sizes))
+    return Prepared(places, places[0][1], None, lambda lse: lse, step, (selection.counts, selection.kv_sizes))
 
 
 def _forward_site(q: Tensor, k: Tensor, selection: BlockSelection, softmax_scale: float) -> tuple[Site, int]:
@@ -441,14 +432,9 @@ def rows_of(dtype: torch.dtype, card: Card) -> int:
     return _ROWS[dtype] // (2 if card.vendor and card.capability[0] not in _ROOMY else 1)
 
 
-def _descriptor(tensor: Tensor, rows: int) -> TensorDescriptor:
-    """Runs of rows of one head of `[B, S, H, D]`, which is `aligned` and not empty.
-
-    Made without its constructor, which looks for what is known, longer than a launch takes.
-    """
-    made, shape = TensorDescriptor.__new__(TensorDescriptor), tensor.shape
-    made.base, made.shape, made.strides, made.block_shape = tensor, list(shape), list(tensor.stride()), [1, rows, 1, shape[3]]
-    return made
+def _descriptor(tensor: Tensor, rows: int) -> Any:
+    """Runs of rows of one head of `[B, S, H, D]`, which is `aligned` and not empty."""
+    return descriptor(tensor, (tensor.shape, tensor.stride()), (1, rows, 1, tensor.shape[3]))
 
 
 def _positive(q: Tensor, softmax_scale: float) -> tuple[Tensor, float]:

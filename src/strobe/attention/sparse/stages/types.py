@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from strobe.attention.sparse.launch import Place
+from strobe.attention.sparse.launches import Step
 from strobe.attention.sparse.layout import TileLayout
 
 Rope = tuple[Tensor, Tensor] | None
@@ -140,11 +141,13 @@ class Prepared(NamedTuple):
         run: from the current stream, q, k and v in these places, and indices `[B, H, N_q, K]`, to the output in whatever order of
             dimensions, and the lse if there is one.
         lse: turns the lse that `run` returns into `[B, H, N_q * block]`.
-        read: tensors whose addresses `run` has taken, which are not to be let go before it.
+        step: in place of `run`, of spots of q, k, v, indices, the output and the lse, the last `[B, H, N_q * block]`: the launch.
+        read: tensors whose addresses the fine stage has taken, which are not to be let go before it.
     """
 
-    places: tuple[Place, Place, Place]
+    places: tuple[Place, ...]
     stride: tuple[int, ...]
-    run: Callable[[int, Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor | None]]
+    run: Callable[[int, Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor | None]] | None
     lse: Callable[[Tensor], Tensor]
+    step: Callable[..., Step] | None = None
     read: tuple[Tensor | None, ...] = ()

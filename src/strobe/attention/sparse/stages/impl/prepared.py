@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from strobe.attention.sparse.launch import dense, empty_on, listening, stream_on
-from strobe.attention.sparse.launches import Step, fixed, launches
+from strobe.attention.sparse.launches import Spot, Step, fixed, launches
 from strobe.attention.sparse.stages.impl import triton as stages
 from strobe.attention.sparse.stages.types import Call, Grid, Prepared, Rope, SelectionSpec
-from strobe.core.spans import ATTENTION_FINISH, ATTENTION_KERNEL, ATTENTION_SELECT, ATTENTION_TILE, span
+from strobe.core.spans import ATTENTION_FINISH, ATTENTION_KERNEL, ATTENTION_SELECT, ATTENTION_TILE, recorded, span
 
 _view: Final[Any] = getattr(torch._C._dynamo.guards, "_reinterpret_tensor", torch.as_strided)
 """What compiled code calls, in half the host time of `torch.as_strided` (torch 2.3 to 2.13)."""
@@ -31,6 +31,7 @@ def prepare(
     grids: tuple[Grid, Grid],
     wish: SelectionSpec,
     fine: Prepared,
+    return_lse: bool,
 ) -> Call | None:
     """Prepare calls like one that ran fused just now; None where a call does more than allocate and launch.
 
@@ -38,11 +39,12 @@ def prepare(
         tensors: q, k and v of that call.
         rope, gate: of it, as in `tiled.attend`.
         fine: its fine stage.
+        return_lse: the lse is asked for.
 
     Returns:
         a function of q, k, v, rope and gate of the same shapes, strides and dtypes, whose device is current. It returns the
-        output, the indices and the lse in tile order; or None, having done nothing, if an address is no multiple of 16 bytes (of
-        rope: not as it was), or a hook listens to launches.
+        output, the indices and the lse in tile order, None if it was not asked for; or None, having done nothing, if an address
+        is no multiple of 16 bytes (of rope: not as it was), or a hook listens to launches.
     """
     (q, k, v), (q_grid, kv_grid), cos = tensors, grids, None if rope is None else rope[0]
     crooked = any(tensor.stride(3) != 1 for tensor in tensors) or (rope is not None and rope[0].stride() != rope[1].stride())
@@ -56,34 +58,44 @@ def prepare(
     gate_stride = None if gate is None else gate.stride()
     finish_site = stages.finish_site((batch, num_q * q_grid.block, heads, width), fine.stride, q_grid, gate_stride, coarse)
 
-    # one allocation: means of the tiles, scores, the coarse output, q, k and v in tiles
+    # one allocation: means of the tiles, scores, the coarse output; q, k and v in tiles; what the fine stage makes, if launched
     q_mean, kv_mean = 4 * batch * heads * num_q * width, 4 * batch * kv_heads * num_kv * width
     sizes = q_mean, kv_mean, kv_mean * coarse, 4 * batch * heads * num_q * pitch, q_mean * coarse
-    *starts, room = _behind(*sizes, *(prod(place[0]) * dtype.itemsize for place in fine.places))
+    tiles = [prod(place[0]) * dtype.itemsize for place in fine.places]
+    lse_place = dense(batch, heads, num_q * q_grid.block)
+    made = [tiles[0], 0 if return_lse else 4 * prod(lse_place[0])] if fine.step else []
+    *starts, room = _behind(*sizes, *tiles, *made)
     q_means, k_means, v_means, scores, sums = ((single, 1, start) for start in starts[:5])
-    operands = [(dtype, 1, start) for start in starts[5:]]
-    views = [(*place, start // dtype.itemsize) for place, start in zip(fine.places, starts[5:], strict=True)]
+    operands = [(dtype, 1, start) for start in starts[5:8]]
+    views = [(*place, start // dtype.itemsize) for place, start in zip(fine.places, starts[5:], strict=False)]
 
-    # addresses before the fine stage: the allocation, indices, q, k, v, cos, sin; after it: the allocation, its output, gate, out
-    given, tables = [(dtype, 3, 0), (dtype, 4, 0), (dtype, 5, 0)], (None, None) if rope is None else rope
-    turn = [None if table is None else (table.dtype, 6 + place, 0) for place, table in enumerate(tables)]
+    # addresses: the allocation, indices, out, q, k, v, cos, sin, gate, and the lse or what the fine stage returns
+    given, tables = [(dtype, place, 0) for place in (4, 5, 6)], (None, None) if rope is None else rope
+    turn = [None if table is None else (table.dtype, 7 + place, 0) for place, table in enumerate(tables)]
     odd = [table is not None and table.data_ptr() % 16 > 0 for table in tables]
     odd_places = tuple(11 + place for place in range(2) if odd[place])
     moved = *given, *operands, q_means, k_means, v_means if coarse else k_means
-    tile_steps: list[Step] = [
-        (stages.TILE, site, (*moved, fixed(grid.tokens), fixed(grid.sizes), *turn), odd_places)
+    tile: list[Step] = [
+        (stages.TILE, site, (*moved, fixed(grid.tokens), fixed(grid.sizes), *turn), (), odd_places)
         for grid, site in stages.tile_sites(q, k, v, q_grid, kv_grid, None if cos is None else cos.stride(), wish)
     ]
-    select_steps: list[Step] = [
-        (stages.SCORE, score_site, (q_means, k_means, scores, fixed(kv_grid.sizes)), ()),
-        *([(stages.COARSE, coarse_site, (scores, v_means, sums), ())] if coarse else []),
-        (stages.SELECT, select_site, (scores, fixed(wish.forced), fixed(wish.counts), (number, 2, 0)), ()),
+    select: list[Step] = [
+        (stages.SCORE, score_site, (q_means, k_means, scores, fixed(kv_grid.sizes)), (), ()),
+        *([(stages.COARSE, coarse_site, (scores, v_means, sums), (), ())] if coarse else []),
+        (stages.SELECT, select_site, (scores, fixed(wish.forced), fixed(wish.counts), (number, 2, 0)), (), ()),
     ]
-    weights = None if gate is None else (gate.dtype, 3, 0)
-    ends = (dtype, 2, 0), sums if coarse else None, weights, (dtype, 4, 0), fixed(q_grid.tokens), fixed(q_grid.sizes)
-    tile, select = launches(index, *tile_steps), launches(index, *select_steps)
-    finish = launches(index, (stages.FINISH, finish_site, ends, ()))
-    if tile is None or select is None or finish is None:
+    attended: Spot = (dtype, 10, 0)
+    kernel: list[Step] = []
+    if fine.step:
+        attended, lse_at = (dtype, 1, starts[8]), (single, 10, 0) if return_lse else (single, 1, starts[9])
+        kernel = [fine.step(*operands, (number, 2, 0), attended, lse_at)]
+    weights = None if gate is None else (gate.dtype, 9, 0)
+    ends = attended, sums if coarse else None, weights, (dtype, 3, 0), fixed(q_grid.tokens), fixed(q_grid.sizes)
+    finish: list[Step] = [(stages.FINISH, finish_site, ends, (), ())]
+    regions = [(ATTENTION_TILE, tile), (ATTENTION_SELECT, select), (ATTENTION_KERNEL, kernel), (ATTENTION_FINISH, finish)]
+    parts = [(region, part) for region, steps in regions if (part := launches(index, *steps))]
+    whole = launches(index, *tile, *select, *kernel, *finish)
+    if whole is None:
         return None
     empty, stream_of = empty_on(q.device), stream_on(index)
     work_place, taken = dense(room // dtype.itemsize), dense(batch, heads, num_q, max(wish.per_head))
@@ -99,20 +111,22 @@ def prepare(
         if crooked or listening():
             return None
         stream = stream_of()
-        with span(ATTENTION_TILE):
-            work = empty(*work_place, dtype)
-            begin = work.data_ptr()
-            tile(stream, begin, None, q_at, k_at, v_at, cos_at, sin_at)
-        with span(ATTENTION_SELECT):
-            indices = empty(*taken, number)
-            select(stream, begin, indices.data_ptr())
-        with span(ATTENTION_KERNEL):
-            queries, keys, values = [_view(work, *view) for view in views]
-            attended, lse = fine.run(stream, queries, keys, values, indices)
-        with span(ATTENTION_FINISH):
-            out = empty(*out_place, dtype)
-            finish(stream, begin, attended.data_ptr(), gate_at, out.data_ptr())
-        return out, indices, None if lse is None else fine.lse(lse)
+        work, indices, out = empty(*work_place, dtype), empty(*taken, number), empty(*out_place, dtype)
+        lse = empty(*lse_place, single) if return_lse and kernel else None
+        given = work.data_ptr(), indices.data_ptr(), out.data_ptr(), q_at, k_at, v_at, cos_at, sin_at, gate_at
+        last = 0 if lse is None else lse.data_ptr()
+        if kernel and not recorded():
+            whole(stream, *given, last)
+            return out, indices, lse
+        for region, launch in parts:
+            with span(region):
+                if region == ATTENTION_KERNEL and fine.run:
+                    queries, keys, values = [_view(work, *view) for view in views]
+                    found, lse = fine.run(stream, queries, keys, values, indices)
+                    last = found.data_ptr()
+                else:
+                    launch(stream, *given, last)
+        return out, indices, fine.lse(lse) if return_lse and lse is not None else None
 
     return call
 
