@@ -160,7 +160,7 @@ def operator_alone(device: str, clock: Callable[[], float], wait: Callable[[], N
         if device == "cuda":
             assert all(map(torch.equal, first, again)), "the operator called again gives something else"
             assert torch.equal(again[0], whole.out), "the operator gives something else than the call"
-        ((prepared, *_),) = video._READY.values()
+        (((_, prepared, *_),),) = video._READY.values()
         calls: dict[str, Callable[[], object]] = {
             "the operator": lambda: operator(*arguments),
             "its Python": lambda: video._video(*arguments),

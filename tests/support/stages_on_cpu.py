@@ -25,6 +25,7 @@ from strobe.attention.sparse.stages.impl.triton import take
 from strobe.attention.sparse.stages.types import SelectionSpec
 from strobe.attention.sparse.tiled import fuses, rotate
 from strobe.attention.sparse.video import VideoAttentionOutput, video_sparse_attention
+from strobe.attention.sparse.video_plan import VideoOptions, filled, plan_of, written
 from strobe.core.tolerances import tolerance
 
 CASES: tuple[dict[str, Any], ...] = (
@@ -234,6 +235,48 @@ def compare_prepared(case: dict[str, Any], device: str, impl: str) -> None:
         assert each.selection.index_bound == want.selection.index_bound
 
 
+def compare_operator(case: dict[str, Any], device: str) -> None:
+    """Check that the operator finds the call that it has prepared, by what its tensors are like, and that it gives the same."""
+    dtype = torch.float32 if device == "cpu" else torch.bfloat16
+
+    def given(seed: int) -> tuple[list[torch.Tensor | None], VideoOptions]:
+        def taken(*tensors: torch.Tensor, gate: Any, rope: Any, **options: Any) -> Any:
+            return [*tensors, gate, *(rope or (None, None))], VideoOptions(**options)
+
+        return run(case, device, dtype, fused=True, through=taken, probe=0, seed=seed, impl="triton")  # type: ignore[return-value]
+
+    def compare(tensors: list[Any]) -> None:
+        out, lse, indices = operator(*tensors, text)
+        q, k, v, gate, cos, sin = tensors
+        expected = video._attend(q, k, v, gate, None if cos is None else (cos, sin), options)
+        assert torch.equal(out, expected.out) and torch.equal(indices, expected.selection.indices)
+        assert lse.numel() == 0 if expected.lse is None else torch.equal(lse, expected.lse)
+
+    operator, (first, options), (second, _), attend = (
+        torch.ops.strobe.video_sparse_attention.default,
+        given(0),
+        given(1),
+        video._attend,
+    )
+    q, k, v, gate, cos, sin = first
+    asked = video._call_of(q, k, v, gate, None if cos is None else (cos, sin), options)  # type: ignore[arg-type]
+    text = written(filled(asked.options, plan_of(asked, keep=True)))
+    video._READY.clear()
+    with torch.no_grad():
+        for tensors in (first, first, second):
+            compare(tensors)
+        video._attend = lambda *_: 1 / 0  # type: ignore[assignment,return-value]
+        operator(*second, text)
+        video._attend = attend
+        apart = [None if each is None else each.transpose(0, 1).contiguous().transpose(0, 1) for each in second[:4]]
+        for tensors in ([*apart, cos, sin], [*apart, cos, sin], second):
+            compare(tensors)
+    with torch.inference_mode():
+        compare(given(0)[0])
+    ((*kept,),) = video._READY.values()
+    assert len(kept) >= 2 and len({id(each[1]) for each in kept}) == 2, "one of each arrangement"
+
+
 def compare_rotation(rows: int, heads: tuple[int, int], twice: bool, device: str) -> None:
     """Check that rotating both in one kernel gives what the plain rotation gives, which a gradient asks for."""
     generator = torch.Generator().manual_seed(rows)
@@ -284,10 +327,14 @@ if __name__ == "__main__":
         for case, _ in AGAIN:
             for impl in (each for each in ("triton", "cudnn", "fa4") if MISSING[each] is None):
                 compare_prepared(case | {"wide": 64}, place, impl)
+        for case in (case for case, impl in AGAIN if impl == "triton"):
+            compare_operator(case | {"wide": 64}, place)
     else:
         with kept_variants():
             for case, impl in AGAIN:
                 compare_prepared(case, place, impl)
+                if impl == "triton":
+                    compare_operator(case, place)
         assert Addressed.launches > 50, Addressed.launches
     for rows, heads, twice in ((1, (2, 2), False), (63, (2, 1), True), (100, (1, 3), True), (256, (2, 2), False)):
         compare_rotation(rows, heads, twice, place)

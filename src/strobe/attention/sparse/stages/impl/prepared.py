@@ -93,7 +93,7 @@ def prepare(
     ends = attended, sums if coarse else None, weights, (dtype, 3, 0), fixed(q_grid.tokens), fixed(q_grid.sizes)
     finish: list[Step] = [(stages.FINISH, finish_site, ends, (), ())]
     regions = [(ATTENTION_TILE, tile), (ATTENTION_SELECT, select), (ATTENTION_KERNEL, kernel), (ATTENTION_FINISH, finish)]
-    parts = [(region, part) for region, steps in regions if (part := launches(index, *steps))]
+    parts = [(region, launches(index, *steps) if steps else None) for region, steps in regions]
     whole = launches(index, *tile, *select, *kernel, *finish)
     if whole is None:
         return None
@@ -120,12 +120,12 @@ def prepare(
             return out, indices, lse
         for region, launch in parts:
             with span(region):
-                if region == ATTENTION_KERNEL and fine.run:
+                if launch is not None:
+                    launch(stream, *given, last)
+                elif fine.run is not None:
                     queries, keys, values = [_view(work, *view) for view in views]
                     found, lse = fine.run(stream, queries, keys, values, indices)
                     last = found.data_ptr()
-                else:
-                    launch(stream, *given, last)
         return out, indices, fine.lse(lse) if return_lse and lse is not None else None
 
     return call
