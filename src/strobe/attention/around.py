@@ -32,9 +32,14 @@ def ambient(tensor: Tensor, impl: str = "") -> AbstractContextManager[None]:
     return _transformed(impl, around, forward_mode) if transformed else around
 
 
-def as_it_is(tensor: Tensor, impl: str) -> bool:
-    """Whether `ambient` has nothing to change or to look at around a call."""
-    return ambient(tensor, impl) is _AS_IT_IS
+def as_it_is(tensor: Tensor) -> bool:
+    """Whether `ambient` has nothing to change or to look at around a call, asked of torch in as few steps as can be."""
+    return not (
+        (tensor.is_cuda and torch._C._cuda_getDevice() != tensor.get_device())
+        or torch.is_autocast_enabled(tensor.device.type)
+        or torch.autograd.forward_ad._current_level >= 0
+        or torch._C._functorch.peek_interpreter_stack() is not None
+    )
 
 
 @contextmanager

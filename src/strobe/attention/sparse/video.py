@@ -240,7 +240,7 @@ def _video(
         [each for each in (q, k, v, gate, cos, sin) if each is not None],
     )
     key: tuple[Any, ...] | None = None
-    if as_it_is(q, "video") and not graded(*given) and not torch._C._len_torch_dispatch_stack():
+    if as_it_is(q) and not graded(*given) and not torch._C._len_torch_dispatch_stack():
         key = text, gate is None, cos is None, sin is None, torch.are_deterministic_algorithms_enabled()
         for ready in _READY.get(key, ()):
             alike, call, _, lse_of = ready
