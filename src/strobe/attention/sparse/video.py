@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 import torch
 from torch import Tensor
-from torch._C._dynamo.guards import TensorGuards
 
 from strobe.attention.around import ambient, as_it_is
 from strobe.attention.impls import Choice
@@ -263,6 +262,9 @@ _READY: Final[dict[tuple[Any, ...], list[tuple[Callable[..., bool], Call, VideoP
 """Prepared calls of the operator: what tells that tensors are like theirs in type, dtype, device, sizes and strides, the plan
 whose tensors they read, and what makes the lse that the operator returns."""
 
+_GUARDS: Final[Any] = getattr(torch._C._dynamo.guards, "TensorGuards", None)
+"""What compiled code asks of its inputs (torch 2.3 to 2.13), in a sixth of the host time of Python."""
+
 
 def _see_ready(
     key: tuple[Any, ...],
@@ -274,16 +276,14 @@ def _see_ready(
     rope: Rope,
     options: VideoOptions,
 ) -> None:
-    """Keep the prepared call of a call of the operator that was just done, if there is one.
-
-    Its tensors are compared as compiled code compares its inputs (torch 2.3 to 2.13), in a sixth of the host time of Python.
-    """
+    """Keep the prepared call of a call of the operator that was just done, if there is one."""
     of_plan = key_of(q, k, v, gate, rope, options)
     plan = None if of_plan is None else plan_seen(of_plan, q.device)
     call = None if plan is None else plan.ready.get(arrangement((q, k, v), rope, gate))
     kept = _READY.get(key, [])
     if (
-        plan is None
+        _GUARDS is None
+        or plan is None
         or call is None
         or any(each[1] is call and each[0](*given) for each in kept)
         or (gate is not None and gate.shape != q.shape)
@@ -296,9 +296,8 @@ def _see_ready(
     def lse_of(lse: Tensor | None) -> Tensor:
         return empty((0,), (1,), torch.float32) if lse is None else _in_order(lse, rows).contiguous()
 
-    guards: Any = TensorGuards  # told as by torch.compile, not as annotated
     sizes, strides = [[*each.shape] for each in given], [[*each.stride()] for each in given]
-    alike = guards(*given, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides).check
+    alike = _GUARDS(*given, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides).check
     _READY.setdefault(key, []).append((alike, call, plan, lse_of))
 
 
