@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from source import H200
+from source import H200, ROOT
 from strobe.cli.main import USAGE
 from terminal import Strobe
 
@@ -116,7 +116,6 @@ def test_what_is_no_trace_is_skipped_in_a_folder_and_an_error_by_name(strobe: St
     assert result.code == 2 and str(other) in result.err
 
 
-ROOT = Path(__file__).parents[2]
 PAIR = H200 / "pair"
 
 

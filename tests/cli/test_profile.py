@@ -160,17 +160,12 @@ def test_a_breakdown_of_a_stream(strobe: Strobe, tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("dit") / "traces"
-
-
-@pytest.fixture
-def run(folder: Path, strobe: Strobe) -> Path:
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One small run of Wan, dense against two sparsities, for all tests of this file."""
-    if not folder.exists():
-        arguments = ("--model", "wan-1.3b", "--tiny", "--sparsity", "0.5", "0.8", "--rounds", "2", "--steps", "3")
-        done = strobe("profile", "dit", *arguments, "-o", folder, "--json")
-        assert done.code == 0 and done.document["red"] == {} and done.document["kept"] == []
+    folder = tmp_path_factory.mktemp("dit") / "traces"
+    arguments = ("--model", "wan-1.3b", "--tiny", "--sparsity", "0.5", "0.8", "--rounds", "2", "--steps", "3")
+    done = alone("profile", "dit", *arguments, "-o", folder, "--json")
+    assert done.code == 0 and done.document["red"] == {} and done.document["kept"] == []
     return folder
 
 

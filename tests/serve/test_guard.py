@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from websockets.asyncio.client import connect
 from websockets.exceptions import WebSocketException
 
-from live_server import CIRCLE, Running, serving
+from live_server import CIRCLE, TOKEN, Running, serving
 from strobe.cli.serve import _addresses
 from strobe.core.errors import DataError
 from strobe.serve import protocol
@@ -31,14 +31,6 @@ from strobe.serve.guard import COOKIE, LOGINS_A_MINUTE, is_loopback
 from strobe.serve.hub import KEY_EVERY_S, Encoder
 from strobe.serve.protocol import CODECS, Codec, Picture, read_picture, read_viewer
 from strobe.serve.settings import ServeSettings
-
-TOKEN = "correct horse battery"
-
-
-@pytest.fixture(scope="module")
-def closed() -> Iterator[Running]:
-    with serving(token=TOKEN, allow_host=("proxy.example",)) as here:
-        yield here
 
 
 def test_which_addresses_others_cannot_reach() -> None:

@@ -471,18 +471,15 @@ def setting(step_ms: float, name: str = "balanced") -> SimpleNamespace:
     return SimpleNamespace(name=name, step_ms=step_ms, steps=4, window=12, copies=1.0)
 
 
-def planned(folder: Path, *cells: PlannedCell) -> None:
-    plan = Plan(base="balanced", request={}, values={}, idle={"compile": "no compiler"}, cells=cells)
-    (folder / PLAN).write_bytes(msgspec.json.encode(plan))
-
-
 WITH, WITHOUT = setting(20.0), setting(30.0, NAME)
 
 
 @pytest.fixture
 def cell(make_run: Callable[..., Path], tmp_path: Path) -> Path:
     """Each denoise step takes 20 ms with the optimisation and 30 without it, timed and traced alike; all else is the same."""
-    planned(tmp_path, PlannedCell(name=NAME, kind="leave-one-out", changes={"ring_cache": "off"}))
+    left_out = PlannedCell(name=NAME, kind="leave-one-out", changes={"ring_cache": "off"})
+    plan = Plan(base="balanced", request={}, values={}, idle={"compile": "no compiler"}, cells=(left_out,))
+    (tmp_path / PLAN).write_bytes(msgspec.json.encode(plan))
     return make_run(f"cells/{NAME}", settings=(WITH, WITHOUT), baseline="balanced")
 
 

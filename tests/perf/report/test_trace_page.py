@@ -414,12 +414,7 @@ def test_the_table_of_kernels_says_what_its_figures_are_of() -> None:
 
 def test_what_held_up_the_host_is_named_by_the_idle_time_it_cost() -> None:
     """Two launches that come late: the first beside the loading of its kernel, the second beside the profiler's buffers."""
-    call = [HostEvent("cudaLaunchKernel", at, at + 1, 0) for at in (80, 300)]
-    events = [
-        _event(None, 0, 10, "a"),
-        DeviceEvent("b", "kernel", 90, 100, 0, 7, 0, call[0]),
-        DeviceEvent("c", "kernel", 310, 320, 0, 7, 0, call[1]),
-    ]
+    events = [_event(None, 0, 10, "a"), _event(80, 90, 100, "b"), _event(300, 310, 320, "c")]
     named = [
         HostEvent("Lazy Function Loading", 5, 40, 0), HostEvent("Buffer Flush", 30, 50, 0),
         HostEvent("Buffer Flush", 290, 400, 0),
@@ -769,18 +764,12 @@ PEAK, BANDWIDTH = 989.5e12, 4.8e12
 
 
 def _page(
-    tmp_path: Path,
-    dims: list[list[int]],
-    us: str,
-    by: str = "shape",
-    meta: dict[str, Any] = RECORDED,
-    dtype: str = "c10::BFloat16",
-    details: bool | None = None,
+    tmp_path: Path, size: int, us: str, meta: dict[str, Any] = RECORDED, dtype: str = "c10::BFloat16", **options: Any
 ) -> str:
-    said = {"External id": 1, "Input Dims": dims, "Input type": [dtype] * 2, "Concrete Inputs": ["", ""]}
+    said = {"External id": 1, "Input Dims": [[size, size]] * 2, "Input type": [dtype] * 2, "Concrete Inputs": ["", ""]}
     events = [event("cpu_op", "aten::mm", "1", "2", **said), kernel("gemm", "10", us, 1, **{"External id": 1})]
     path = write(tmp_path / "t.json", compact([*events, kernel("other", "9000", us, 2)], meta))
-    return render_markdown(built(path, by=by, details=details))
+    return render_markdown(built(path, **{"by": "shape"} | options))
 
 
 def _row(page: str) -> list[str]:
@@ -789,7 +778,7 @@ def _row(page: str) -> list[str]:
 
 
 def test_a_product_that_computes(tmp_path: Path) -> None:
-    row = _row(_page(tmp_path, [[4096, 4096], [4096, 4096]], "200"))
+    row = _row(_page(tmp_path, 4096, "200"))
     flops, moved, s = 2 * 4096**3, 3 * 2 * 4096**2, 200e-6
     assert row[:7] == ["mm", "4096x4096, 4096x4096", "bfloat16", "1", "0.200000", "50.0 %", "200.0"]
     of_peak, of_bandwidth = (f"{share:.1%}".replace("%", " %") for share in (flops / s / PEAK, moved / s / BANDWIDTH))
@@ -811,7 +800,7 @@ def test_a_product_that_computes(tmp_path: Path) -> None:
 def test_what_is_known_of_rates_is_said(
     tmp_path: Path, size: int, us: str, options: dict[str, Any], said: str, unsaid: str
 ) -> None:
-    page = _page(tmp_path, [[size, size], [size, size]], us, **options)
+    page = _page(tmp_path, size, us, **options)
     assert said in page and unsaid not in page
 
 
@@ -826,7 +815,7 @@ def test_nothing_recorded_is_said(meta: dict[str, Any], said: str, tmp_path: Pat
 
 
 def test_a_device_without_known_peaks_has_rates_only(tmp_path: Path) -> None:
-    row = _row(_page(tmp_path, [[64, 64], [64, 64]], "1", meta=META))
+    row = _row(_page(tmp_path, 64, "1", meta=META))
     assert len(row) == 10 and row[7:] == ["0.001", "0.5243", "24.58"]
 
 

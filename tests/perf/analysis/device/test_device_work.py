@@ -350,11 +350,6 @@ def _kernel(start: int, end: int, host: HostEvent | None, ordinal: int = 0, **fi
     return DeviceEvent("k", "kernel", start, end, 0, 7, ordinal, host)._replace(**fields)
 
 
-def _launch(trace: Trace) -> Launch:
-    (view,) = device_views(trace)
-    return Launch(view)
-
-
 def _done(trace: Trace) -> Activity:
     (view,) = device_views(trace)
     return activity(view)
@@ -437,10 +432,11 @@ def _backlog(delay_ns: int, bursts: int = 4) -> list[DeviceEvent]:
 
 def test_delays_behind_a_busy_device_do_not_hide_a_late_host() -> None:
     """Idle for half of the time, all but 1 % of it with the host late; the median launch waits 0.6 ms in the queue."""
-    found = _done(trace_of(_backlog(6_600)))
+    (view,) = device_views(trace_of(_backlog(6_600)))
+    found = activity(view)
     assert found.device.idle_ns > 0.4 * found.device.span_ns
     assert found.idle["host_late"] > 0.98 * found.device.idle_ns
-    assert _launch(trace_of(_backlog(6_600))).kinds["single"][0][0].p50_ns > 500_000
+    assert Launch(view).kinds["single"][0][0].p50_ns > 500_000
     assert (found.device.verdict, found.late_delay_ns) == ("host-bound", 6_600)
 
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import textwrap
 
 import pytest
+
+from forked import run
 
 RULE = 64
 """Bytes for each device event, the trace itself with its launch calls included."""
@@ -62,8 +61,6 @@ _MEASURE = """
 @pytest.mark.few("8-shape-1000000")
 @pytest.mark.parametrize(("nodes", "by", "per_step"), [(1, "name", 200), (8, "shape", 1_000_000)])
 def test_a_report_needs_at_most_64_bytes_for_each_device_event(nodes: int, by: str, per_step: int, tmp_path: object) -> None:
-    command = [sys.executable, "-c", textwrap.dedent(_MEASURE), str(nodes), by, f"{tmp_path}/events.csv.gz", str(per_step)]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    done = run(textwrap.dedent(_MEASURE), nodes, by, f"{tmp_path}/events.csv.gz", per_step)
     assert not done.returncode, done.stderr
     assert float(done.stdout) <= RULE
