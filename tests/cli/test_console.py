@@ -33,7 +33,6 @@ from strobe.perf.table.model import Text as Words
 from terminal import Strobe
 
 RUN = ROOT / "benchmarks" / "engine-h200" / "320x576"
-LOG = ROOT / "tests" / "data" / "logs" / "mislabelled_seconds.log"
 HOSTILE = "\x1b]0;owned\x07\x1b[2J\x9b31m\u202e[/b][bold]\r\x08"
 OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\ud800-\udfff]")
 

@@ -336,16 +336,13 @@ def test_what_is_no_trace_is_skipped_in_a_folder_and_an_error_by_name(strobe: St
     assert result.code == 2 and str(other) in result.err
 
 
-PAIR = H200 / "pair"
-
-
 def test_a_graph_is_declared_or_not_comparable(strobe: Strobe) -> None:
     found = strobe("speedup", H200 / "eager.json.gz", H200 / "graph.json.gz", "--json").document
     assert (found["comparable"], found["not_comparable_because"]) == (False, ["CUDA or HIP graphs: none seen against yes"])
 
 
 def test_a_page_without_its_traces_says_so(strobe: Strobe, tmp_path: Path) -> None:
-    folder = shutil.copytree(PAIR, tmp_path / "pair")
+    folder = shutil.copytree(H200 / "pair", tmp_path / "pair")
     (folder / "traces" / "sdpa.json.gz").unlink()
     assert strobe("report", folder).code == 0
     page = (folder / "report.md").read_text()

@@ -27,10 +27,6 @@ def servers(folder: Path) -> Iterator[tuple[Running, Running]]:
         yield one, other
 
 
-def heads(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads(path.read_bytes()) for path in folder.glob("streams/*/*.json")]
-
-
 def settle(server: Running) -> None:
     """Wait until what the server keeps is on the disk."""
     hub = server.hub
@@ -157,7 +153,7 @@ async def test_a_server_that_ends_tells_its_viewers_and_the_next_one_goes_on(tmp
             one.stop()
             ended = await answer(before, protocol.Ended, found)
     assert "the server is shutting down; the stream is kept, connect again" in ended.reason and ended.resume_s == 300.0
-    (saved,) = heads(tmp_path)
+    (saved,) = (json.loads(path.read_bytes()) for path in tmp_path.glob("streams/*/*.json"))
     assert saved["painted"] == saved["frames_made"] == len(found) or not every
     assert bool(saved["states"]) == bool(every)
     assert before.welcome.secret not in "".join(map(str, tmp_path.rglob("*"))) + json.dumps(saved)

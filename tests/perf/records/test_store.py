@@ -265,11 +265,9 @@ def rewritten(run: Path, change: Callable[[Lines], object]) -> Path:
 
 def unsealed(run: Path) -> Path:
     """The same records as an older version wrote them."""
-
-    def strip(lines: Lines) -> None:
-        lines[:] = [line[: line.rindex(b',"line":')] + b"}" for line in lines]
-
-    return rewritten(run, strip)
+    return rewritten(
+        run, lambda lines: lines.__setitem__(slice(None), [line[: line.rindex(b',"line":')] + b"}" for line in lines])
+    )
 
 
 def test_a_sound_file_is_read_whole(run: Path) -> None:

@@ -339,13 +339,6 @@ def test_an_earlier_report_outlives_a_full_disk(tmp_path: Path, monkeypatch: pyt
     )
 
 
-EVIL = (
-    "</script><script>alert(1)</script>",
-    "a|b`c`*d*[e](http://f)",
-    "</title></svg><img src=x onerror=alert(1)>",
-    "\"' &amp;\x1b\u202e",
-    "x" * 5000,
-)
 WORK, GAP, OTHER = m.Kind("work", "work1"), m.Kind("idle", "gap1"), m.Kind("other", "focal")
 
 

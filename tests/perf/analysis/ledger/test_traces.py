@@ -41,9 +41,6 @@ from strobe.perf.analysis.structure.sections import parse_section
 from strobe.perf.logs import read_log
 from strobe.perf.trace import DeviceEvent, HostEvent, HostEvents, Trace, read_trace
 
-SECTION = "copy:end -> gather:end"
-
-
 NAMES = dict.fromkeys(("flash", "copy", "gather", "gemm", "norm", "attn_fwd"), "kernel")
 NAMES |= {"zero": "memset", "send": "comm", "move": "memcpy"}
 
@@ -69,9 +66,8 @@ def traces(draw: st.DrawFn) -> Trace:
 
 
 def cut(trace: Trace, label: str = "t", **changes: object) -> TracedSide:
-    return label_trace(
-        trace, label, **{"focal": "flash", "section": parse_section(SECTION, "flash"), "steps": "ProfilerStep"} | changes
-    )
+    given = {"focal": "flash", "section": parse_section("copy:end -> gather:end", "flash"), "steps": "ProfilerStep"} | changes
+    return label_trace(trace, label, **given)
 
 
 def word(event: DeviceEvent, in_section: bool) -> str:

@@ -261,13 +261,17 @@ def test_a_variant_without_timed_clips_has_no_latencies(make_run: MakeRun) -> No
         latencies(make_run(block_time, clips=2), "turbo")
 
 
-def test_a_warm_up_ramp_is_cut_off_and_named() -> None:
-    draw = random.Random(0)
-    values = [100 + 80 * math.exp(-index / 3) + draw.gauss(0, 1) for index in range(40)]
-    found = find_steady(values, {})
+@pytest.mark.parametrize(
+    ("seed", "above", "first", "last"),
+    [(0, [80 * math.exp(-index / 3) for index in range(40)], 6, 20), (3, [300] * 100 + [0] * 900, 90, 250)],
+    ids=["a ramp", "of a thousand samples"],
+)
+def test_a_warm_up_is_cut_off_and_named(seed: int, above: list[float], first: int, last: int) -> None:
+    draw = random.Random(seed)
+    found = find_steady([100 + each + draw.gauss(0, 1) for each in above], {})
     assert found.tested
-    assert 6 <= found.kept[0] <= 20
-    assert found.kept == tuple(range(found.kept[0], 40))
+    assert first <= found.kept[0] <= last
+    assert found.kept == tuple(range(found.kept[0], len(above)))
     assert set(found.excluded.values()) == {UNSETTLED}
 
 
@@ -314,11 +318,3 @@ def test_too_few_samples_are_not_tested() -> None:
 
 def test_equal_samples_are_steady() -> None:
     assert find_steady([7] * 20, {}).kept == tuple(range(20))
-
-
-def test_a_thousand_samples_take_no_time() -> None:
-    draw = random.Random(3)
-    values = [100 + (300 if index < 100 else 0) + draw.gauss(0, 1) for index in range(1000)]
-    found = find_steady(values, {})
-    assert found.tested
-    assert 90 <= found.kept[0] <= 250

@@ -643,19 +643,15 @@ def test_both_accounts_close(
     assert sum(isolated or 0 for _, isolated, _ in lines) == step.isolated_ns
 
 
-def _partition(calls: list[RegionCall]) -> Partition:
-    total = sum(call.exclusive_ns for call in calls)
-    tile = Tile(index=0, start_ns=0, end_ns=total, owned={Label((), "op"): total})
-    return Partition(device="cpu", tiles=(tile,), calls=tuple(calls), overlap=())
-
-
 def test_rows_by_span_and_name_in_order_of_exclusive_time() -> None:
     ffn, attention = Label(("denoise_step", "ffn"), "op"), Label(("commit", "attention"), "op")
     calls = [
         RegionCall("mm", ffn, 10, 4), RegionCall("mm", ffn, 30, 30), RegionCall("mm", ffn, 20, 20), RegionCall("mm", ffn, 0, 0),
         RegionCall("mm", attention, 7, 7), RegionCall("linear", ffn, 100, 55),
     ]  # fmt: skip
-    table = region_kernels(_partition(calls))
+    total = sum(call.exclusive_ns for call in calls)
+    tile = Tile(index=0, start_ns=0, end_ns=total, owned={Label((), "op"): total})
+    table = region_kernels(Partition(device="cpu", tiles=(tile,), calls=tuple(calls), overlap=()))
     assert [(region, row.kernel, row.exclusive_ns) for region, row in table] == [
         ("ffn", "linear", 55), ("ffn", "mm", 54), ("attention", "mm", 7),
     ]  # fmt: skip
