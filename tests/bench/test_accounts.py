@@ -25,7 +25,7 @@ from strobe.models.wan.dit import CausalWan
 from strobe.perf.analysis.ledger.account import CLIP_KINDS, Ledger
 from strobe.perf.analysis.ledger.speedup import Answer
 from strobe.perf.analysis.parts import Part
-from strobe.perf.analysis.runs.compare import LongClip, growths_of
+from strobe.perf.analysis.runs.compare import growths_of
 from strobe.perf.records.record import Clip, End, Knob, Memory, Variant
 from strobe.perf.records.store import RunRecords, RunWriter, read_run
 from strobe.perf.report.build import build_report
@@ -137,11 +137,6 @@ FILLING = 2 + 12 // 3
 """Frame blocks until a window of twelve latent frames has filled and evicted."""
 
 
-def only(run: RunRecords) -> LongClip:
-    (found,) = growths_of(run)
-    return found
-
-
 @pytest.fixture
 def soaked(tmp_path: Path) -> Callable[..., RunRecords]:
     """Return `make(times, switches)`: a run of one clip with these lengths (ns)."""
@@ -175,7 +170,7 @@ def test_a_stream_with_switches_leaves_them_out(soaked: Callable[..., RunRecords
     times = [1000] * 20
     times[10] = times[15] = 5000
     run = soaked(times, (10, 15))
-    found, page = only(run), render_markdown(build_report([run.folder]))
+    (found,), page = growths_of(run), render_markdown(build_report([run.folder]))
     assert "| 6 | 0.001000 |" in page and "| 5 | 0.001000 |" not in page, (
         "a point of each frame block from the first that counts on"
     )
@@ -190,5 +185,5 @@ def test_frames_that_come_late_carry_the_work_of_the_next(soaked: Callable[..., 
     times[9] = times[14] = 5000
     run = soaked(times, (10, 15))
     late = msgspec.structs.replace(run.variants[0], knobs=(Knob(name="late_frames", value="on", on=True),))
-    found = only(replace(run, variants=(late,)))
+    (found,) = growths_of(replace(run, variants=(late,)))
     assert (found.first, found.last) == ((6, 7, 8, 10, 11), (13, 15, 16, 17, 18))

@@ -122,11 +122,6 @@ def row(table: Table, *words: object) -> dict[str, object]:
     raise AssertionError(f"no row with {words}")
 
 
-def speeds(root: Path) -> Table:
-    (table,) = (table for caption, table in tables(bench_report(root)).items() if caption.endswith(": speed."))
-    return table
-
-
 def test_a_serialised_run_is_labelled_and_never_compared(tmp_path: Path) -> None:
     report = bench_report(write(tmp_path, cell_of(0.9), FAST, serialised=True))
     assert report.banners[0].level == "stop" and "CUDA_LAUNCH_BLOCKING" in report.banners[0].items[0]
@@ -185,7 +180,7 @@ def test_rates_are_held_against_the_peak_at_the_clock_that_ran(
     """4 GFLOP and 5 % of padding in 0.01 ms are 420 TFLOP/s: 42 % of 989.4 at 1,830 MHz, 52 % of what 1,500 MHz allow."""
     own = {name: {"density": 1.0 if name == "dense_a" else 0.5, **clock} for name, clock in clocks.items()}
     times = {name.replace("_", ":"): [(0.01 * each["density"],) * 2] * 3 for name, each in own.items()}
-    table = speeds(write(tmp_path, cell_of(0.5), times, **own))
+    table = tables(bench_report(write(tmp_path, cell_of(0.5), times, **own)))["shape, forward: speed."]
     heads = ("of peak", "of peak at its clock", "SM clock")
     shown = [[(column, cell) for column, cell in zip(table.columns, each.cells, strict=True) if column.title in heads]
              for each in table.rows]  # fmt: skip

@@ -273,7 +273,6 @@ def test_a_fused_pass_attends_the_distinct_rows_of_the_longest_prompt(tiny: Mode
     assert one["attention_kernel"] == whole["attention_kernel"]
 
 
-CPU = torch.device("cpu")
 PROMPTS = ("red circle moving", "blue square")
 
 

@@ -36,7 +36,7 @@ from terminal import quiet
 
 @pytest.fixture
 def marks(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The mark of each cell that has run."""
+    """The mark of each command that has run, such as of a cell."""
     found: list[str] = []
 
     def draw() -> UUID:
@@ -303,14 +303,6 @@ PATIENCE_S = 120.0
 """For what takes a fraction of a second on a machine that has nothing else to do."""
 
 
-@pytest.fixture
-def mark(monkeypatch: pytest.MonkeyPatch) -> str:
-    """The mark of the commands of this test."""
-    found = uuid4()
-    monkeypatch.setattr("strobe.bench.processes.uuid4", lambda: found)
-    return found.hex
-
-
 def run(
     program: str, folder: Path, *, timeout_s: float = PATIENCE_S, grace_s: float = 0.3, **env: str
 ) -> subprocess.CompletedProcess[str]:
@@ -329,7 +321,7 @@ def test_a_command_says_what_it_printed_and_how_it_ended(tmp_path: Path) -> None
 
 
 def test_a_timeout_ends_processes_that_left_the_session_and_do_not_listen(
-    tmp_path: Path, mark: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, marks: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Slow(subprocess.Popen[str]):
         def wait(self, timeout: float | None = None) -> int:
@@ -341,17 +333,17 @@ def test_a_timeout_ends_processes_that_left_the_session_and_do_not_listen(
     monkeypatch.setattr("strobe.bench.processes.subprocess", names)
     with pytest.raises(subprocess.TimeoutExpired):
         run(ORPHANS + "time.sleep(1000)", tmp_path)
-    assert alive(mark) == []
+    assert alive(marks[0]) == []
 
 
-def test_orphans_of_a_command_that_ended_by_itself_are_swept(tmp_path: Path, mark: str) -> None:
+def test_orphans_of_a_command_that_ended_by_itself_are_swept(tmp_path: Path, marks: list[str]) -> None:
     found = run(ORPHANS, tmp_path)
-    assert found.returncode == 0 and found.stdout == "ready\n" and alive(mark) == []
+    assert found.returncode == 0 and found.stdout == "ready\n" and alive(marks[0]) == []
 
 
-def test_a_stopped_command_is_woken_to_hear_that_it_ends(tmp_path: Path, mark: str) -> None:
+def test_a_stopped_command_is_woken_to_hear_that_it_ends(tmp_path: Path, marks: list[str]) -> None:
     """Long before it would be ended by force."""
     start = time.monotonic()
     with pytest.raises(subprocess.TimeoutExpired):
         run("import os, signal; os.kill(os.getpid(), signal.SIGSTOP)", tmp_path, timeout_s=5, grace_s=PATIENCE_S)
-    assert time.monotonic() - start < PATIENCE_S / 2 and alive(mark) == []
+    assert time.monotonic() - start < PATIENCE_S / 2 and alive(marks[0]) == []

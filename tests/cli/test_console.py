@@ -19,7 +19,7 @@ from rich.table import Table
 
 from artefacts import write_guide, write_trace
 from live_server import CHROMIUM
-from source import PACKAGE
+from source import PACKAGE, ROOT
 from strobe.cli import completion
 from strobe.cli.app import app
 from strobe.cli.console import Output, _Pace, styled, table_text, terminal
@@ -32,9 +32,7 @@ from strobe.perf.table.model import Table as ReportTable
 from strobe.perf.table.model import Text as Words
 from terminal import Strobe
 
-ROOT = Path(__file__).parents[2]
 RUN = ROOT / "benchmarks" / "engine-h200" / "320x576"
-LOG = ROOT / "tests" / "data" / "logs" / "mislabelled_seconds.log"
 HOSTILE = "\x1b]0;owned\x07\x1b[2J\x9b31m\u202e[/b][bold]\r\x08"
 OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\ud800-\udfff]")
 

@@ -306,9 +306,6 @@ class TestMemory:
         assert "in MiB" not in strobe("doctor", "--device", "cpu").out
 
 
-RED = "a red circle moving left on a black background"
-
-
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = replace(SIZES["wan-5b"], dim=48, ffn_dim=64, freq_dim=16, text_dim=16, text_len=8, num_heads=2, num_layers=2)

@@ -264,9 +264,8 @@ def test_the_case_of_the_tutorial_is_answered_on_a_narrow_screen(strobe: Strobe,
     assert result.code == 0 and 20 < result.out.count("\n") <= 40 and max(map(len, result.out.splitlines())) <= 80
 
 
-def test_the_first_line_is_the_answer(strobe: Strobe, tmp_path: Path) -> None:
+def test_the_first_line_is_the_answer(strobe: Strobe, guide: dict[str, Path], tmp_path: Path) -> None:
     """Two logs and two traces without a flag tell of kernels by name; with the calls of a stage, of the stage."""
-    guide = write_guide(tmp_path)
     inputs = ("speedup", guide["fa_log"], guide["fa_trace"], guide["vsa_log"], guide["vsa_trace"])
     plain = strobe(*inputs).out
     assert plain.splitlines()[0] == (
@@ -389,11 +388,12 @@ def test_a_baseline_with_other_steps_is_not_comparable_and_says_how_many(strobe:
     assert allowed[0].startswith("The kernel is 3.45x faster, the stage 1.25x. The kernel saves 3,058 ms of a 7,201 ms stage")
 
 
-def test_a_trace_without_a_log_and_a_log_whose_step_is_no_traced_one_say_so(strobe: Strobe, steps: dict[str, Path]) -> None:
+def test_a_trace_without_a_log_and_a_log_whose_step_is_no_traced_one_say_so(
+    strobe: Strobe, guide: dict[str, Path], steps: dict[str, Path]
+) -> None:
     traces = strobe("speedup", steps["fa_trace"], steps["vsa_trace"]).out
     assert traces.startswith("The kernel is 3.45x faster, the traced step 1.51x. The kernel saves 325 ms of a 621 ms step;")
     assert "attention, stage, e2e (no log given)" in traces and "cannot be split" not in traces
-    guide = write_guide(steps["fa_log"].parent / "guide")
     layers = strobe("speedup", steps["fa_log"], guide["fa_trace"], steps["vsa_log"], guide["vsa_trace"]).out
     assert (
         "baseline: a step of 620 ms in the log cannot be the trace's, which takes 12.9 ms (--steps); candidate: a step of 420 ms "
@@ -401,8 +401,7 @@ def test_a_trace_without_a_log_and_a_log_whose_step_is_no_traced_one_say_so(stro
     ) in layers
 
 
-def test_without_an_account_one_line_says_so(strobe: Strobe, tmp_path: Path) -> None:
-    guide = write_guide(tmp_path)
+def test_without_an_account_one_line_says_so(strobe: Strobe, guide: dict[str, Path]) -> None:
     logs = ("speedup", "--baseline-log", guide["fa_log"], "--candidate-log", guide["vsa_log"], "--unit", "s")
     said = "No account of the time: no trace of the baseline and the candidate."
     (line,) = (line for line in strobe(*logs).out.splitlines() if "No account of the time" in line)

@@ -27,16 +27,11 @@ from strobe.quality.fidelity import COMPARED, border_jump, compare
 from terminal import Strobe
 
 
-@pytest.fixture
-def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The frames of few blocks, and no clip of another prompt or seed longer than the first."""
-    monkeypatch.setattr(accept, "SHORT", 3)
-
-
 @pytest.mark.rest
 def test_broken_weights_are_not_accepted_and_the_files_say_why(
-    strobe: Strobe, short: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    strobe: Strobe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(accept, "SHORT", 3)  # no clip of another prompt or seed is longer than the first
     model = load("shapes")
     model.dit.layers[3].ffn[0].weight.data[0, 0] = math.nan
     monkeypatch.setattr(ModelFlags, "load", lambda flags: replace(model, name="broken"))

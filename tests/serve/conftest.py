@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 
-from live_server import CHROMIUM, Running, serving
+from live_server import CHROMIUM, TOKEN, Running, serving
 from strobe.engine.load import load
+from strobe.engine.model import Model
+from tiny_model import well_read_model
 
 
 @pytest.fixture(scope="module")
@@ -24,6 +26,18 @@ def bundled() -> Iterator[Running]:
     """A server on the bundled model, whose pictures are such that an encoder keeps them."""
     with serving(load("shapes"), suspend_s=1.0, resume_s=60.0) as here:
         yield here
+
+
+@pytest.fixture(scope="module")
+def closed() -> Iterator[Running]:
+    """A server that asks for a token, and takes the name of a proxy too."""
+    with serving(token=TOKEN, allow_host=("proxy.example",)) as here:
+        yield here
+
+
+@pytest.fixture(scope="module")
+def model() -> Model:
+    return well_read_model()
 
 
 @pytest.fixture(scope="module")

@@ -16,14 +16,13 @@ import httpx
 import pytest
 
 from certificate import write_certificate
-from live_server import CHROMIUM, Running, recorded, serving
+from live_server import CHROMIUM, TOKEN, Running, recorded, serving
 
 NGINX = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin")
 PROGRAMS = {"chromium": CHROMIUM, "nginx": NGINX, "openssl": shutil.which("openssl")}
 MISSING = [name for name, found in PROGRAMS.items() if found is None]
 pytestmark = pytest.mark.skipif(bool(MISSING), reason=f"not on this machine: apt-get install {' '.join(MISSING)}")
 DEPLOY = Path(__file__).parents[2] / "docs" / "deploy.md"
-TOKEN = "correct horse battery"
 AROUND = """
 pid {folder}/pid; error_log {folder}/error.log; daemon off; master_process off;
 events {{}}
@@ -81,16 +80,10 @@ def nginx(server: Running, folder: Path, *changes: tuple[str, str]) -> Iterator[
         process.wait(20)
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[Running]:
-    with serving(token=TOKEN) as here:
-        yield here
-
-
 @pytest.mark.parametrize("prefix", ["/", "/strobe/"])
-def test_the_page_logs_in_plays_and_downloads(browser: Any, server: Running, tmp_path: Path, prefix: str) -> None:
+def test_the_page_logs_in_plays_and_downloads(browser: Any, closed: Running, tmp_path: Path, prefix: str) -> None:
     under = [("location / {", f"location {prefix} {{"), ("http://strobe;", "http://strobe/;")] if prefix != "/" else []
-    with nginx(server, tmp_path, *under) as address:
+    with nginx(closed, tmp_path, *under) as address:
         context = browser.new_context(ignore_https_errors=True, accept_downloads=True)
         page = context.new_page()
         page.goto(address + prefix.rstrip("/") + "/")

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from websockets.asyncio.client import connect
 from websockets.exceptions import WebSocketException
 
-from live_server import CIRCLE, Running, serving
+from live_server import CIRCLE, TOKEN, Running, serving
 from strobe.cli.serve import _addresses
 from strobe.core.errors import DataError
 from strobe.serve import protocol
@@ -31,14 +31,6 @@ from strobe.serve.guard import COOKIE, LOGINS_A_MINUTE, is_loopback
 from strobe.serve.hub import KEY_EVERY_S, Encoder
 from strobe.serve.protocol import CODECS, Codec, Picture, read_picture, read_viewer
 from strobe.serve.settings import ServeSettings
-
-TOKEN = "correct horse battery"
-
-
-@pytest.fixture(scope="module")
-def closed() -> Iterator[Running]:
-    with serving(token=TOKEN, allow_host=("proxy.example",)) as here:
-        yield here
 
 
 def test_which_addresses_others_cannot_reach() -> None:
@@ -217,9 +209,6 @@ def test_a_socket_asked_for_without_an_upgrade_says_what_a_proxy_must_pass(runni
 # Messages: whole there and back, and nothing else passes.
 
 
-PLAYER = Path(protocol.__file__).with_name("static") / "player.js"
-
-
 U32 = st.integers(0, 2**32 - 1)
 
 
@@ -281,7 +270,7 @@ def test_what_is_out_of_bounds_is_refused(text: str) -> None:
 
 
 def test_the_page_speaks_this_version() -> None:
-    text = PLAYER.read_text()
+    text = (Path(protocol.__file__).with_name("static") / "player.js").read_text()
     assert int(re.search(r"VERSION = (\d+)", text)[1]) == protocol.VERSION  # type: ignore[index]
     assert int(re.search(r"HEADER = (\d+)", text)[1]) == len(
         Picture(codec="h264", key=True, generation=0, frame=0, epoch=0, made_us=0, data=b"").header()

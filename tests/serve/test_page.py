@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from live_server import CHROMIUM, Running, in_shots, recorded, serving
+from live_server import CHROMIUM, TOKEN, Running, in_shots, recorded, serving
 from strobe.engine.load import load
 from strobe.engine.prompts import MODES
 from strobe.models.shapes.grammar import BACKGROUNDS, COLOURS
@@ -255,21 +255,19 @@ def test_jpeg_where_there_is_no_decoder(browser: Any, here: Running) -> None:
         wait_for(page, "no red circle", lambda: share(page, RED) > 0.03)
 
 
-def test_a_token_is_asked_for(browser: Any) -> None:
-    token = "correct horse battery"
-    with serving(load("shapes"), token=token) as closed:
-        context = browser.new_context()
-        page = context.new_page()
-        page.goto(closed.http)
-        page.locator("#token").wait_for(state="visible", timeout=20_000)
-        page.fill("#token", "wrong")
-        page.press("#token", "Enter")
-        page.get_by_text("that is not the token").wait_for(timeout=10_000)
-        page.fill("#token", token)
-        page.press("#token", "Enter")
-        seen(page)
-        context.close()
-        assert httpx.get(f"{closed.http}/metrics").status_code == 401
+def test_a_token_is_asked_for(browser: Any, closed: Running) -> None:
+    context = browser.new_context()
+    page = context.new_page()
+    page.goto(closed.http)
+    page.locator("#token").wait_for(state="visible", timeout=20_000)
+    page.fill("#token", "wrong")
+    page.press("#token", "Enter")
+    page.get_by_text("that is not the token").wait_for(timeout=10_000)
+    page.fill("#token", TOKEN)
+    page.press("#token", "Enter")
+    seen(page)
+    context.close()
+    assert httpx.get(f"{closed.http}/metrics").status_code == 401
 
 
 def test_the_frames_that_a_shot_pins_are_drawn_apart(browser: Any) -> None:

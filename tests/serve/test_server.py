@@ -6,7 +6,7 @@ import asyncio
 import base64
 import socket
 import time
-from collections.abc import Coroutine, Iterator
+from collections.abc import Coroutine
 from contextlib import suppress
 from typing import Any
 
@@ -16,7 +16,7 @@ import pytest
 import torch
 
 import strobe
-from live_server import CIRCLE, SQUARE, Running, answer, jpegs, pictures, serving
+from live_server import CIRCLE, SQUARE, TOKEN, Running, answer, jpegs, pictures
 from strobe.core.errors import ConfigError, SessionError
 from strobe.models.shapes.grammar import parse
 from strobe.models.shapes.picture import SIZE
@@ -260,15 +260,6 @@ async def test_what_holds_a_prompt_up_counts(running: Running, monkeypatch: pyte
             await pictures(viewer, 1)
         await viewer.send(protocol.Close())
     assert figure("sum") - before >= 4 * KEEP_S
-
-
-TOKEN = "correct horse battery"
-
-
-@pytest.fixture(scope="module")
-def closed() -> Iterator[Running]:
-    with serving(token=TOKEN) as here:
-        yield here
 
 
 async def opened(url: str, **asked: Any) -> str:

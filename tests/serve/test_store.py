@@ -33,14 +33,8 @@ from strobe.serve.metrics import Metrics
 from strobe.serve.protocol import PromptEntry
 from strobe.serve.store import SavedStream, Store, StreamFolder
 from strobe.serve.streams import LiveStream, Origin
-from tiny_model import well_read_model
 
 SECRET = "nobody-guesses-this-secret"
-
-
-@pytest.fixture(scope="module")
-def model() -> Model:
-    return well_read_model()
 
 
 @pytest.fixture

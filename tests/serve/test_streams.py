@@ -41,11 +41,6 @@ from tiny_model import well_read_model
 CPU = torch.device("cpu")
 
 
-@pytest.fixture(scope="module")
-def model() -> Model:
-    return well_read_model()
-
-
 @pytest.fixture(scope="module", params=[0, 2])
 def spares(model: Model, request: pytest.FixtureRequest) -> SpareSessions:
     """None, or two: those that streams of tests before have used, in the middle of other videos."""

@@ -14,7 +14,6 @@ import strobe
 from live_server import CIRCLE, SQUARE, STAR, Running, answer, jpegs, only_prompts_leave_frames_out, pictures, serving
 from strobe.serve import protocol
 from strobe.serve.client import LoadViewer, RefusedError, watch
-from strobe.serve.protocol import Picture
 
 
 @pytest.fixture(scope="module")
@@ -26,10 +25,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def servers(folder: Path) -> Iterator[tuple[Running, Running]]:
     with serving(keep=folder, keep_every=2) as one, serving(keep=folder, keep_every=2) as other:
         yield one, other
-
-
-def heads(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads(path.read_bytes()) for path in folder.glob("streams/*/*.json")]
 
 
 def settle(server: Running) -> None:
@@ -146,38 +141,25 @@ async def test_other_machines_are_named_and_other_weights_refused(servers: tuple
     with pytest.raises(RefusedError, match="weights 111111111111"):
         await resumed(viewer)
     with pytest.raises(RefusedError, match="no stream has that secret"):
-        await resumed_by(other.ws, "x" * 32)
-
-
-async def resumed_by(url: str, secret: str) -> None:
-    async with watch(url, resume=secret):
-        pass
+        async with watch(other.ws, resume="x" * 32):
+            pass
 
 
 @pytest.mark.parametrize("every", [0, 2])
 async def test_a_server_that_ends_tells_its_viewers_and_the_next_one_goes_on(tmp_path: Path, every: int) -> None:
     with serving(keep=tmp_path, keep_every=every) as one:
-
-        async def first() -> tuple[list[Picture], LoadViewer, protocol.Ended]:
-            async with watch(one.ws, prompt=CIRCLE) as viewer:
-                found = await pictures(viewer, 23)
-                one.stop()
-                ended = await answer(viewer, protocol.Ended, found)
-                return found, viewer, ended
-
-        found, before, ended = await first()
+        async with watch(one.ws, prompt=CIRCLE) as before:
+            found = await pictures(before, 23)
+            one.stop()
+            ended = await answer(before, protocol.Ended, found)
     assert "the server is shutting down; the stream is kept, connect again" in ended.reason and ended.resume_s == 300.0
-    (saved,) = heads(tmp_path)
+    (saved,) = (json.loads(path.read_bytes()) for path in tmp_path.glob("streams/*/*.json"))
     assert saved["painted"] == saved["frames_made"] == len(found) or not every
     assert bool(saved["states"]) == bool(every)
     assert before.welcome.secret not in "".join(map(str, tmp_path.rglob("*"))) + json.dumps(saved)
     with serving(keep=tmp_path, keep_every=every) as other:
-
-        async def second() -> list[Picture]:
-            async with watch(other.ws, resume=before) as viewer:
-                assert viewer.welcome.bit_equal
-                return await pictures(viewer, 20)
-
-        found += await second()
+        async with watch(other.ws, resume=before) as viewer:
+            assert viewer.welcome.bit_equal
+            found += await pictures(viewer, 20)
     assert [picture.frame for picture in found] == list(range(len(found)))
     assert [picture.data for picture in found] == jpegs(2 + len(found) // 12)[: len(found)]

@@ -32,6 +32,7 @@ from strobe.serve.streams import LiveStream, Origin, SpareSessions
 from tiny_model import well_read_model
 
 CIRCLE, SQUARE, STAR = "a red circle moving left", "a blue square moving up", "a green star moving right on navy"
+TOKEN = "correct horse battery"
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 
 

@@ -177,18 +177,13 @@ def git(repo: Path, *arguments: str) -> str:
 
 
 @pytest.fixture
-def log(tmp_path: Path) -> Path:
-    return tmp_path / "log"
-
-
-@pytest.fixture
-def repo(tmp_path: Path, log: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def repo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Three commits, whose program writes which it is and where it runs; a tag like a flag at the first."""
     place = tmp_path / "a repository"
     place.mkdir()
     git(place, "init", "--quiet", "--initial-branch", "main")
     for number in range(3):
-        (place / "bench.py").write_text(PRINTS.format(log=str(log), number=number))
+        (place / "bench.py").write_text(PRINTS.format(log=str(tmp_path / "log"), number=number))
         git(place, "add", "--all")
         git(place, "commit", "--quiet", "--message", f"commit {number}")
     git(place, "update-ref", "refs/tags/--output=x", "HEAD~2")
@@ -209,10 +204,10 @@ def untouched(repo: Path) -> bool:
     return not list((repo / ".git").glob("worktrees/*"))
 
 
-def test_each_commit_runs_its_own_code_in_turns(repo: Path, log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_commit_runs_its_own_code_in_turns(repo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(repo))
     run = at_commits(tmp_path / "runs", ("HEAD~1", "main"), f"{PYTHON} bench.py")
-    lines = [line.split(" ", 1) for line in log.read_text().splitlines()]
+    lines = [line.split(" ", 1) for line in (tmp_path / "log").read_text().splitlines()]
     assert [number for number, _ in lines] == list("12" + "1221")
     assert len({place for _, place in lines}) == 2 and not any(Path(place).exists() for _, place in lines)
     assert [(each.name, each.command.partition("  # at ")[2]) for each in run.variants] == [
@@ -262,7 +257,7 @@ def test_what_fails_or_is_interrupted_leaves_no_worktree(repo: Path) -> None:
     assert untouched(repo) and not any(Path(each.folder).exists() for each in programs)
 
 
-def test_a_dirty_repository_stays_as_it_is_and_its_hooks_do_not_run(repo: Path, log: Path, tmp_path: Path) -> None:
+def test_a_dirty_repository_stays_as_it_is_and_its_hooks_do_not_run(repo: Path, tmp_path: Path) -> None:
     (repo / "bench.py").write_text("raise SystemExit('the dirty one')")
     (repo / "new.txt").write_text("mine")
     git(repo, "add", "new.txt")
@@ -272,6 +267,6 @@ def test_a_dirty_repository_stays_as_it_is_and_its_hooks_do_not_run(repo: Path, 
     hook.chmod(0o755)
     before = git(repo, "status", "--porcelain"), git(repo, "rev-parse", "HEAD"), git(repo, "stash", "list")
     at_commits(tmp_path / "runs", ("HEAD~1", "HEAD"), f"{PYTHON} bench.py")
-    assert len(log.read_text().splitlines()) == 6 and untouched(repo)
+    assert len((tmp_path / "log").read_text().splitlines()) == 6 and untouched(repo)
     assert (git(repo, "status", "--porcelain"), git(repo, "rev-parse", "HEAD"), git(repo, "stash", "list")) == before
     assert not (tmp_path / "hacked").exists() and (repo / "bench.py").read_text() == "raise SystemExit('the dirty one')"

@@ -211,17 +211,12 @@ def test_rendered_values_come_back_to_the_nanosecond(
         whole, fraction = divmod(digits, 10**places)
         text = f"{whole}.{fraction:0{places}d}" if places else f"{whole}"
         lines.append(form.format(rank=rank, value=text, unit=unit))
-        expected.setdefault(f"{name}, rank {rank}", []).append(round_half_even(digits * UNITS[unit], 10**places))
+        expected.setdefault(f"{name}, rank {rank}", []).append(round(Fraction(digits * UNITS[unit], 10**places)))
     path = tmp_path_factory.getbasetemp() / "values.log"
     path.write_bytes("".join(line + end for line in lines).encode())
     log = read_log(path)
     assert {series.title: list(resolve_units(series).values_ns) for series in log.series} == expected
     assert log.counts.matched == log.counts.lines == len(lines)
-
-
-def round_half_even(numerator: int, denominator: int) -> int:
-    low, rest = divmod(numerator, denominator)
-    return low + (2 * rest > denominator or (2 * rest == denominator and low % 2))
 
 
 @pytest.mark.parametrize(

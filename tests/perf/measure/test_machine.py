@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import os
-import subprocess
 import sys
 import threading
 import time
@@ -17,6 +15,7 @@ import msgspec
 import pytest
 import torch
 
+from forked import run
 from strobe.perf.measure import machine
 from strobe.perf.measure.machine import ClockSampler, cool_down, describe_machine, gpu_state, read_clocks
 from strobe.perf.records.record import GpuState
@@ -49,9 +48,7 @@ print(grown, peak_bytes(cpu) - before)
 
 def test_peak_memory_sees_a_tensor_and_starts_again() -> None:
     """In a process of its own: in this one, garbage of other tests may be freed meanwhile."""
-    variables = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    result = subprocess.run([sys.executable, "-c", _PEAK], env=variables, capture_output=True, text=True, check=True)
-    grown, after = map(int, result.stdout.split())
+    grown, after = map(int, run(_PEAK).stdout.split())
     assert 0.9 * 200_000_000 <= grown <= 1.5 * 200_000_000
     assert after < 0.5 * 200_000_000
 

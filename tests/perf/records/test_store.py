@@ -20,6 +20,7 @@ import pytest
 import strobe
 import strobe.records
 from made_records import header_of, span_of
+from source import ROOT
 from strobe.core.errors import ConfigError, DataError, StrobeError
 from strobe.perf.logs import read_log
 from strobe.perf.logs.series import Log
@@ -264,11 +265,9 @@ def rewritten(run: Path, change: Callable[[Lines], object]) -> Path:
 
 def unsealed(run: Path) -> Path:
     """The same records as an older version wrote them."""
-
-    def strip(lines: Lines) -> None:
-        lines[:] = [line[: line.rindex(b',"line":')] + b"}" for line in lines]
-
-    return rewritten(run, strip)
+    return rewritten(
+        run, lambda lines: lines.__setitem__(slice(None), [line[: line.rindex(b',"line":')] + b"}" for line in lines])
+    )
 
 
 def test_a_sound_file_is_read_whole(run: Path) -> None:
@@ -312,11 +311,7 @@ def test_a_changed_digit_leaves_its_clip_out(run: Path, number: int) -> None:
 def test_lines_are_where_they_were_written(run: Path, change: Callable[[Lines], object], bad: tuple, missing: int) -> None:
     found = read_run(rewritten(run, change))
     assert (found.bad_lines, found.missing_lines) == (bad, missing)
-    assert found.damage and all(len(spans) == NUM_SPANS for spans in _by_clip(found.spans, found.clips))
-
-
-def _by_clip(spans: tuple[Span, ...], clips: tuple[Clip, ...]) -> list[list[Span]]:
-    return [[span for span in spans if span.clip == clip.clip] for clip in clips]
+    assert found.damage and all(sum(span.clip == clip.clip for span in found.spans) == NUM_SPANS for clip in found.clips)
 
 
 @pytest.mark.parametrize("number", range(2, 17))
@@ -363,9 +358,6 @@ def test_numbers_and_checksums() -> None:
             changed[at] ^= 1 << bit
             assert number_of(bytes(changed)) in (0, None)
     assert check([line, line])[0] == {1} and check([b"{}", b"{}"]) == (frozenset(), 0)
-
-
-ROOT = Path(__file__).parents[3]
 
 
 def figures(log: Log) -> list[object]:
@@ -477,11 +469,8 @@ def test_times_that_a_clock_measured_are_whole_nanoseconds(kind: type[msgspec.St
             assert isinstance(found, msgspec.inspect.IntType | msgspec.inspect.UnionType), field.name
 
 
-PAGE = Path(__file__).parents[3] / "docs" / "records.md"
-
-
 def test_every_table_of_the_manual_is_a_public_class() -> None:
-    heads = set(re.findall(r"^## `?(\w+)`?$", PAGE.read_text(encoding="utf-8"), re.MULTILINE))
+    heads = set(re.findall(r"^## `?(\w+)`?$", (ROOT / "docs" / "records.md").read_text(encoding="utf-8"), re.MULTILINE))
     public = {getattr(strobe.records, name) for name in strobe.records.__all__} - {RunRecords}
     assert heads == {kind.__struct_config__.tag if kind in LINES else kind.__name__ for kind in public}
     assert set(LINES) < public

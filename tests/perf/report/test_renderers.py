@@ -19,6 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reports import Page, decode_report
+from source import ROOT
 from strobe.core.errors import StrobeError
 from strobe.core.printable import clean
 from strobe.perf.records.record import Quality
@@ -317,12 +318,9 @@ def test_a_page_that_is_far_too_large_is_not_rendered_whole(monkeypatch: pytest.
     assert max(rendered) <= MAX_PAGE_BYTES
 
 
-RUN = Path(__file__).parents[3] / "benchmarks" / "presets-h200"
-
-
 @pytest.mark.parametrize("full_at", [1, 2, 3])
 def test_an_earlier_report_outlives_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, full_at: int) -> None:
-    report = build_report([shutil.copytree(RUN, tmp_path / "run")])
+    report = build_report([shutil.copytree(ROOT / "benchmarks" / "presets-h200", tmp_path / "run")])
     into = tmp_path / "page"
     into.mkdir()
     for name in ("report.html", "report.md", "report.json"):
@@ -341,13 +339,6 @@ def test_an_earlier_report_outlives_a_full_disk(tmp_path: Path, monkeypatch: pyt
     )
 
 
-EVIL = (
-    "</script><script>alert(1)</script>",
-    "a|b`c`*d*[e](http://f)",
-    "</title></svg><img src=x onerror=alert(1)>",
-    "\"' &amp;\x1b\u202e",
-    "x" * 5000,
-)
 WORK, GAP, OTHER = m.Kind("work", "work1"), m.Kind("idle", "gap1"), m.Kind("other", "focal")
 
 
@@ -479,7 +470,6 @@ def test_lanes_of_a_heavy_trace_keep_within_the_limit() -> None:
     assert [sum(lane.duration_ns) for lane in picture.lanes] == [pieces[-1].end_ns] * 4
 
 
-ROOT = Path(__file__).parents[3]
 CSS = (ROOT / "src" / "strobe" / "perf" / "report" / "page.css").read_text()
 
 

@@ -1,9 +1,10 @@
-"""The page of a trace: its answer, what was read, the banners, and every section; hostile traces stay in their place."""
+"""The page of a trace: its answer, what was read, the banners, and every section; hostile traces, and the memory it takes."""
 
 from __future__ import annotations
 
 import cProfile
 import json
+import textwrap
 from array import array
 from collections.abc import Sequence
 from dataclasses import replace
@@ -16,6 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from forked import run
 from layouts import compact, write
 from made_traces import trace_of
 from reports import column, decode_report, notes, section, study_of, tables, values
@@ -414,12 +416,7 @@ def test_the_table_of_kernels_says_what_its_figures_are_of() -> None:
 
 def test_what_held_up_the_host_is_named_by_the_idle_time_it_cost() -> None:
     """Two launches that come late: the first beside the loading of its kernel, the second beside the profiler's buffers."""
-    call = [HostEvent("cudaLaunchKernel", at, at + 1, 0) for at in (80, 300)]
-    events = [
-        _event(None, 0, 10, "a"),
-        DeviceEvent("b", "kernel", 90, 100, 0, 7, 0, call[0]),
-        DeviceEvent("c", "kernel", 310, 320, 0, 7, 0, call[1]),
-    ]
+    events = [_event(None, 0, 10, "a"), _event(80, 90, 100, "b"), _event(300, 310, 320, "c")]
     named = [
         HostEvent("Lazy Function Loading", 5, 40, 0), HostEvent("Buffer Flush", 30, 50, 0),
         HostEvent("Buffer Flush", 290, 400, 0),
@@ -769,18 +766,12 @@ PEAK, BANDWIDTH = 989.5e12, 4.8e12
 
 
 def _page(
-    tmp_path: Path,
-    dims: list[list[int]],
-    us: str,
-    by: str = "shape",
-    meta: dict[str, Any] = RECORDED,
-    dtype: str = "c10::BFloat16",
-    details: bool | None = None,
+    tmp_path: Path, size: int, us: str, meta: dict[str, Any] = RECORDED, dtype: str = "c10::BFloat16", **options: Any
 ) -> str:
-    said = {"External id": 1, "Input Dims": dims, "Input type": [dtype] * 2, "Concrete Inputs": ["", ""]}
+    said = {"External id": 1, "Input Dims": [[size, size]] * 2, "Input type": [dtype] * 2, "Concrete Inputs": ["", ""]}
     events = [event("cpu_op", "aten::mm", "1", "2", **said), kernel("gemm", "10", us, 1, **{"External id": 1})]
     path = write(tmp_path / "t.json", compact([*events, kernel("other", "9000", us, 2)], meta))
-    return render_markdown(built(path, by=by, details=details))
+    return render_markdown(built(path, **{"by": "shape"} | options))
 
 
 def _row(page: str) -> list[str]:
@@ -789,7 +780,7 @@ def _row(page: str) -> list[str]:
 
 
 def test_a_product_that_computes(tmp_path: Path) -> None:
-    row = _row(_page(tmp_path, [[4096, 4096], [4096, 4096]], "200"))
+    row = _row(_page(tmp_path, 4096, "200"))
     flops, moved, s = 2 * 4096**3, 3 * 2 * 4096**2, 200e-6
     assert row[:7] == ["mm", "4096x4096, 4096x4096", "bfloat16", "1", "0.200000", "50.0 %", "200.0"]
     of_peak, of_bandwidth = (f"{share:.1%}".replace("%", " %") for share in (flops / s / PEAK, moved / s / BANDWIDTH))
@@ -811,7 +802,7 @@ def test_a_product_that_computes(tmp_path: Path) -> None:
 def test_what_is_known_of_rates_is_said(
     tmp_path: Path, size: int, us: str, options: dict[str, Any], said: str, unsaid: str
 ) -> None:
-    page = _page(tmp_path, [[size, size], [size, size]], us, **options)
+    page = _page(tmp_path, size, us, **options)
     assert said in page and unsaid not in page
 
 
@@ -826,7 +817,7 @@ def test_nothing_recorded_is_said(meta: dict[str, Any], said: str, tmp_path: Pat
 
 
 def test_a_device_without_known_peaks_has_rates_only(tmp_path: Path) -> None:
-    row = _row(_page(tmp_path, [[64, 64], [64, 64]], "1", meta=META))
+    row = _row(_page(tmp_path, 64, "1", meta=META))
     assert len(row) == 10 and row[7:] == ["0.001", "0.5243", "24.58"]
 
 
@@ -841,3 +832,61 @@ def test_one_operator_with_impossible_sizes_leaves_the_page_whole(size: str, tmp
     path = write(tmp_path / "t.json", compact(events, RECORDED).replace("123456789", size))
     page, html, _ = (render(built(path, by="shape"), form) for form in ("md", "html", "json"))
     assert "| mm | 4096x4096, 4096x4096 | bfloat16 | 1 | 0.200000 |" in page and "gemm" in html
+
+
+RULE = 64
+"""Bytes for each device event, the trace itself with its launch calls included."""
+
+_MEASURE = """
+    import gc, sys, tracemalloc
+    from pathlib import Path
+    from made_traces import device_events
+    from strobe.perf.report.export import write_events
+    from strobe.perf.report.trace_page import device
+    from strobe.perf.report.trace_page.build import build_trace_report
+    from strobe.perf.report.study import TraceOptions, TraceStudy
+    from strobe.perf.trace import DeviceEvent, HostEvent, HostEvents, Trace, columns
+
+    columns.BLOCK, device.MAX_SLICES = 1 << 8, 1_000  # what is constant is reached with fewer events
+    nodes, per_step = int(sys.argv[1]), int(sys.argv[4])
+
+    def rows(count):
+        call = None
+        for i in range(count):
+            at = 7_900_000_000_000_000 + 1009 * i
+            if i % nodes == 0:
+                call = HostEvent("cudaGraphLaunch" if nodes > 1 else "cudaLaunchKernel", at - 900, at - 100, 0)
+            kind = ("kernel", "kernel", "memcpy", "kernel", "memset")[i % 5]
+            yield DeviceEvent(f"k{i % 40}", kind, at, at + 100 + i * i % 1300, 0, 7 + i % 2, i % nodes, call, f"grid {i % 3}")
+
+    def ranges(count):
+        for i in range(0, count, per_step):
+            at = 7_900_000_000_000_000 + 1009 * i - 950
+            yield HostEvent(f"ProfilerStep#{i // per_step}", at, at + per_step * 1009, 0)
+
+    def peak(count):
+        tracemalloc.start()
+        events, scopes = device_events(rows(count)), HostEvents.from_rows(ranges(count))
+        none = HostEvents.empty()
+        trace = Trace(path=Path("t.json"), threads=("1/1",), ops=none, regions=(), ranges=scopes, device_events=events)
+        study = TraceStudy(traces=(trace,), labels=("t",), windows=(None,), options=TraceOptions(by=sys.argv[2]))
+        gc.collect()
+        tracemalloc.reset_peak()
+        build_trace_report(study)
+        write_events(study, Path(sys.argv[3]))
+        found = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        return found
+
+    few, many = 5_000, 15_000
+    peak(few)  # what is imported and remembered once
+    print((peak(many) - peak(few)) / (many - few))
+"""
+
+
+@pytest.mark.few("8-shape-1000000")
+@pytest.mark.parametrize(("nodes", "by", "per_step"), [(1, "name", 200), (8, "shape", 1_000_000)])
+def test_a_report_needs_at_most_64_bytes_for_each_device_event(nodes: int, by: str, per_step: int, tmp_path: object) -> None:
+    done = run(textwrap.dedent(_MEASURE), nodes, by, f"{tmp_path}/events.csv.gz", per_step)
+    assert not done.returncode, done.stderr
+    assert float(done.stdout) <= RULE

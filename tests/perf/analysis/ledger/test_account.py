@@ -261,14 +261,11 @@ def test_lines_of_clips_that_were_timed_pair_by_pair_have_intervals_and_traced_o
 # Accounts of timed clips: exact, by kind of frame block, and with a name for what each nanosecond was spent on.
 
 
-MakeRun = Callable[..., RunRecords]
-
-
 STEP, KERNEL_PATH = ("denoise_step", "dit_forward", "ffn"), ("denoise_step", "dit_forward", "attention", "attention_kernel")
 
 
 @pytest.fixture
-def run(make_run: MakeRun) -> RunRecords:
+def run(make_run: Callable[..., RunRecords]) -> RunRecords:
     return make_run(took)
 
 

@@ -120,10 +120,10 @@ FORWARD = {"Input Dims": [[8, 4], [4, 2]], "Input type": ["float", "float"], "Se
 NODE = "autograd::engine::evaluate_function: MmBackward0"
 
 
-def _training() -> list[dict[str, Any]]:
+def test_forward_and_backward(tmp_path: Path) -> None:
     """A module calls a product; another thread runs its gradient."""
     there = {"tid": 18}
-    return [
+    events = [
         event("python_function", "nn.Module: Linear_3", "100", "50", **{"Python id": 1}),
         event("cpu_op", "aten::linear", "101", "40", **{"External id": 1}, **FORWARD),
         event("cpu_op", "aten::mm", "102", "30", **{"External id": 2}, **FORWARD),
@@ -134,10 +134,7 @@ def _training() -> list[dict[str, Any]]:
         event("cpu_op", "aten::add_", "300", "30", **{"External id": 5}),
         launch("310", "5", 3), kernel("step", "320", "1", 3),
     ]  # fmt: skip
-
-
-def test_forward_and_backward(tmp_path: Path) -> None:
-    (times,) = _times(read_trace(write(tmp_path / "t.json", compact(_training(), META)), details=True))
+    (times,) = _times(read_trace(write(tmp_path / "t.json", compact(events, META)), details=True))
     rows = {
         row.exclusive_ns: (row.operator, row.phase, caller.caller, caller.scope)
         for row, (caller, *_) in zip(times.rows, times.callers, strict=True)
@@ -229,17 +226,6 @@ ROWS = st.lists(
 )  # fmt: skip
 
 
-def counted(trace: Trace, first: int, last: int) -> tuple[Counter[str], Counter[int]]:
-    by_name, by_thread = Counter[str](), Counter[int]()
-    for moment in range(first, last):
-        for thread in range(2):
-            running = [op for op in trace.ops if op.thread == thread and op.start_ns <= moment < op.end_ns]
-            if running:
-                by_name[running[-1].name] += 1
-                by_thread[thread] += 1
-    return by_name, by_thread
-
-
 @given(
     ROWS,
     st.none() | st.builds(lambda at, n: Window(start_ns=at, end_ns=at + n, label="w"), st.integers(-5, 60), st.integers(1, 30)),
@@ -252,7 +238,13 @@ def test_self_times_add_up_to_the_busy_time_of_the_threads(rows: list[HostEvent]
     if window is not None:
         begin, end = window.start_ns, window.end_ns
     assert found.span_ns == end - begin
-    by_name, by_thread = counted(trace, begin, end)
+    by_name, by_thread = Counter[str](), Counter[int]()
+    for moment in range(begin, end):
+        for thread in range(2):
+            running = [op for op in trace.ops if op.thread == thread and op.start_ns <= moment < op.end_ns]
+            if running:
+                by_name[running[-1].name] += 1
+                by_thread[thread] += 1
     assert {row.operator: row.self_ns for row in found.rows if row.self_ns} == by_name
     busy = {name: busy_ns for name, _, busy_ns in found.threads if busy_ns}
     assert busy == {trace.threads[n]: ns for n, ns in by_thread.items()}

@@ -1,4 +1,4 @@
-"""Ratios and latencies of timed clips; clocks, energy, and what a difference of clocks does to a saving."""
+"""Ratios and latencies of timed clips; clocks, energy, and what a difference of clocks does to a saving; steady samples."""
 
 from __future__ import annotations
 
@@ -35,6 +35,7 @@ from strobe.perf.analysis.runs.compare import (
     stage_time,
 )
 from strobe.perf.analysis.runs.timeline import KERNEL, Label
+from strobe.perf.analysis.steady import UNSETTLED, find_steady
 from strobe.perf.measure.stats import percentile
 from strobe.perf.records.record import Clip, Clocks, Excluded, GpuState
 from strobe.perf.records.store import RunRecords
@@ -258,3 +259,62 @@ def test_every_excluded_block_has_its_cause(make_run: MakeRun) -> None:
 def test_a_variant_without_timed_clips_has_no_latencies(make_run: MakeRun) -> None:
     with pytest.raises(DataError, match="no finished timed clip of 'turbo'"):
         latencies(make_run(block_time, clips=2), "turbo")
+
+
+@pytest.mark.parametrize(
+    ("seed", "above", "first", "last"),
+    [(0, [80 * math.exp(-index / 3) for index in range(40)], 6, 20), (3, [300] * 100 + [0] * 900, 90, 250)],
+    ids=["a ramp", "of a thousand samples"],
+)
+def test_a_warm_up_is_cut_off_and_named(seed: int, above: list[float], first: int, last: int) -> None:
+    draw = random.Random(seed)
+    found = find_steady([100 + each + draw.gauss(0, 1) for each in above], {})
+    assert found.tested
+    assert first <= found.kept[0] <= last
+    assert found.kept == tuple(range(found.kept[0], len(above)))
+    assert set(found.excluded.values()) == {UNSETTLED}
+
+
+def test_causes_come_first_and_every_index_is_accounted_for() -> None:
+    draw = random.Random(1)
+    values = [100 + draw.gauss(0, 1) for _ in range(30)]
+    values[0], values[12] = 900, 450
+    found = find_steady(values, {0: "compilation", 12: "prompt switch"})
+    causes = found.excluded
+    assert (causes[0], causes[12]) == ("compilation", "prompt switch")
+    assert sorted([*causes, *found.kept]) == list(range(30))
+
+
+def test_steady_noise_is_kept_nearly_whole() -> None:
+    whole = 0
+    for seed in range(100):
+        draw = random.Random(seed)
+        found = find_steady([100 + draw.gauss(0, 2) for _ in range(24)], {})
+        assert found.tested
+        whole += len(found.kept) >= 20
+    assert whole >= 85
+
+
+def test_a_stall_is_kept() -> None:
+    draw = random.Random(2)
+    values = [100 + draw.gauss(0, 1) for _ in range(30)]
+    values[20] = 500
+    assert 20 in find_steady(values, {}).kept
+
+
+def test_a_series_that_never_settles_says_so() -> None:
+    found = find_steady([100 + 5 * index for index in range(30)], {0: "first block"})
+    assert not found.tested
+    assert "no steady part" in found.note
+    assert found.kept == tuple(range(1, 30))
+
+
+def test_too_few_samples_are_not_tested() -> None:
+    found = find_steady([9, 1, 2], {0: "first block"})
+    assert (found.kept, found.tested) == ((1, 2), False)
+    assert "fewer than" in found.note
+    assert find_steady([], {}).kept == ()
+
+
+def test_equal_samples_are_steady() -> None:
+    assert find_steady([7] * 20, {}).kept == tuple(range(20))

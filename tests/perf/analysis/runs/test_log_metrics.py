@@ -28,7 +28,6 @@ from strobe.perf.logs import read_log
 from strobe.perf.logs.series import Log
 
 DATA = Path(__file__).parents[3] / "data" / "logs"
-MISLABELLED = DATA / "mislabelled_seconds.log"
 
 
 def log_of(folder: Path, *lines: str) -> Log:
@@ -71,7 +70,7 @@ def test_the_slowest_rank_is_the_one_that_counts() -> None:
 
 
 def test_stages_are_chosen_by_name(tmp_path: Path) -> None:
-    log = read_log(MISLABELLED)
+    log = read_log(DATA / "mislabelled_seconds.log")
     assert [rounds.name for rounds in stage_rounds(LogRequest(log=log), ".")] == ["LTX2DenoisingStage", "DecodingStage"]
     with pytest.raises(DataError, match=r"no stage 'encod'; it has attention 'VSA' \(56\), stage"):
         stage_rounds(LogRequest(log=log), "encod")
