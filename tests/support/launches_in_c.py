@@ -123,6 +123,7 @@ def main(folder: Path) -> None:
     for which in (
         {"launch_pdl": True}, {"launch_cooperative_grid": True}, {"global_scratch_size": 8}, {"profile_scratch_size": 8},
         {"packed": (4, 2, 77)}, {"kinds": tuple("u32" if kind == "i32" else kind for kind in KINDS)},
+        {"kinds": KINDS, "numbers": (7,) * 60},
     ):  # fmt: skip
         left = launches(0, (first, *step), (kept(driver, 0, **which), *step))
         assert left.__name__ == "one_by_one", which

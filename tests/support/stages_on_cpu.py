@@ -8,7 +8,7 @@ from __future__ import annotations
 import ctypes
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
@@ -26,6 +26,7 @@ from strobe.attention.sparse.stages.types import SelectionSpec
 from strobe.attention.sparse.tiled import fuses, rotate
 from strobe.attention.sparse.video import VideoAttentionOutput, video_sparse_attention
 from strobe.attention.sparse.video_plan import VideoOptions, filled, plan_of, written
+from strobe.core.errors import StrobeError
 from strobe.core.tolerances import tolerance
 
 CASES: tuple[dict[str, Any], ...] = (
@@ -271,8 +272,13 @@ def compare_operator(case: dict[str, Any], device: str) -> None:
         apart = [None if each is None else each.transpose(0, 1).contiguous().transpose(0, 1) for each in second[:4]]
         for tensors in ([*apart, cos, sin], [*apart, cos, sin], second):
             compare(tensors)
+        compare([q, k, k, gate, cos, sin])
     with torch.inference_mode():
         compare(given(0)[0])
+    with torch.autograd.forward_ad.dual_level(), suppress(StrobeError):
+        dual = torch.autograd.forward_ad.make_dual(q, torch.ones_like(q))  # type: ignore[arg-type]
+        out = operator(dual, k, v, gate, cos, sin, text)[0]
+        raise AssertionError(f"no tangent, no word: {torch.autograd.forward_ad.unpack_dual(out).tangent}")
     ((*kept,),) = video._READY.values()
     assert len(kept) >= 2 and len({id(each[1]) for each in kept}) == 2, "one of each arrangement"
 

@@ -115,7 +115,9 @@ NAMES: Final[dict[str, str]] = {
     FFN: "feed-forward, with its norm and gated residual",
     **PIECES,
 }
-FINE: Final = frozenset({DIT_FORWARD, ATTENTION, ATTENTION_KERNEL, CROSS_ATTENTION, FFN, DECODE_WAIT})
+STAGES: Final = (ATTENTION_TILE, ATTENTION_SELECT, ATTENTION_KERNEL, ATTENTION_FINISH)
+"""Regions of a call of video-sparse attention, in their order."""
+FINE: Final = frozenset({DIT_FORWARD, ATTENTION, *STAGES, CROSS_ATTENTION, FFN, DECODE_WAIT})
 """Regions inside a pass, and waits of the host. On a GPU they and `PIECES` are left to the traced run, so that timing does not
 change what it times; on a CPU the clip's own thread adds up what it spends in them."""
 TRACEABLE: Final = tuple(name for name in NAMES if name != E2E)
@@ -161,9 +163,9 @@ def span(name: str, index: int | None = None) -> AbstractContextManager[object]:
     return _recorder(name, index)
 
 
-def recorded() -> bool:
-    """Whether a recorder hears regions."""
-    return _recorder is not None
+def marked(names: Iterable[str]) -> bool:
+    """Whether a recorder marks any of these regions."""
+    return _recorder is not None and not all(isinstance(_recorder(name, None), nullcontext) for name in names)
 
 
 def spanned(name: str) -> Callable[[Callable[P, T]], Callable[P, T]]:

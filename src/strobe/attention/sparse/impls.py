@@ -129,24 +129,30 @@ PLUGGED: Final = plugged("sparse", _OURS)
 IMPLS: Final = (*_OURS, *PLUGGED)
 
 
-_FEW_ROWS: Final = 12 * 1024
-"""Queries of all heads. With so many, a video call takes the GPU 28 to 30 us with Triton's kernel and 26 to 28 with cuDNN's, and
-the host 36 and 57 (H200, head_dim 128)."""
+_FEW_ROWS, _FEW_BLOCKS = 12 * 1024, 8
+"""Queries of all heads, and key blocks of each. With so many, a video call takes the GPU 28 to 30 us with Triton's kernel and 26
+to 28 with cuDNN's, and the host 36 and 57 (H200, head_dim 128)."""
+
+
+def _is_small(spec: SparseSpec) -> bool:
+    """Whether a call keeps the host longer than the GPU; not asked while a compiler traces, whose graph serves any batch."""
+    if torch.compiler.is_compiling():
+        return False
+    rows = spec.batch * spec.num_heads * spec.q_len
+    return rows <= _FEW_ROWS and rows * spec.most_selected <= _FEW_ROWS * _FEW_BLOCKS
 
 
 def ranked(spec: SparseSpec) -> tuple[Impl[SparseSpec], ...]:
     """Order the implementations for this call, the fastest first, as measured on an H200 (benchmarks/attention-h200).
 
-    Few rows without gradients: Triton, because the host takes longer than the GPU, and launches it in the least time. Else
+    Few rows without gradients: Triton, which the host launches in the least time, for there the GPU waits for the host. Else
     blocks of 64: cuDNN, but for gradients with padding, which it must clear first. Blocks of 128: FA4 where every block is whole,
     else cuDNN for one number of key blocks that the host knows and Triton for any; gradients by cuDNN.
     """
     best = "cudnn"
-    if not spec.needs_grad and spec.block == 64 and spec.batch * spec.num_heads * spec.q_len <= _FEW_ROWS:
-        best = "triton"
-    elif spec.block == 128 and not spec.needs_grad:
+    if spec.block == 128 and not spec.needs_grad:
         best = "fa4" if not spec.ragged else "cudnn" if spec.uniform else "triton"
-    elif spec.block == 64 and spec.needs_grad and spec.ragged:
+    elif spec.block == 64 and (spec.ragged if spec.needs_grad else _is_small(spec)):
         best = "triton"
     return tuple(sorted(IMPLS, key=lambda impl: impl.name != best))
 

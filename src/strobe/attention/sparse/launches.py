@@ -54,13 +54,13 @@ def launches(index: int, *steps: Step) -> Callable[..., object] | None:
     found, written = [], []
     for launcher, site, pointers, described, odd in steps:
         kinds = tuple(None if pointer is None else pointer[0] for pointer in pointers)
-        launch = launcher.bound(site, kinds, index, odd)
-        if launch is None:
-            return None
         marks = [place not in odd for place in range(len(kinds))] if odd else ()
-        _, variant = launcher._variants[site.numbers, site.constants, site.num_warps, index, *kinds, *marks]
+        kept = launcher._variants.get((site.numbers, site.constants, site.num_warps, index, *kinds, *marks))
+        launch = launcher.bound(site, kinds, index, odd)
+        if kept is None or launch is None:
+            return None
         found.append((launch, described, pointers))
-        written.append(_written(variant, site, pointers, described))
+        written.append(_written(kept[1], site, pointers, described))
     if b"" not in written and (in_c := _in_c()) is not None:
         return partial(in_c.launch, b"".join(written), index)
 
@@ -111,7 +111,8 @@ def _written(variant: Any, site: Site, pointers: tuple[Spot | None, ...], descri
         if kind != "constexpr":
             words += address, value % 2**64, 0
     words += (0,) * 6  # scratch memory
-    assert len(words) <= 3 * 64 and len(described) <= 4
+    if len(words) > 3 * 64 or len(described) > 4:  # more than launches.c has room for
+        return b""
     head = variant.function, *site.grid, 32 * num_warps, shared_bytes, len(words) // 3, len(described)
     return struct.pack(f"{len(head) + len(words)}Q", *head, *words) + b"".join(map(_map_of, described, maps))
 

@@ -239,7 +239,7 @@ def _video(
         [each for each in (q, k, v, gate, cos, sin) if each is not None],
     )
     key: tuple[Any, ...] | None = None
-    if as_it_is(q) and not graded(*given) and not torch._C._len_torch_dispatch_stack():
+    if as_it_is(q) and not graded(*given):
         key = text, gate is None, cos is None, sin is None, torch.are_deterministic_algorithms_enabled()
         for ready in _READY.get(key, ()):
             alike, call, _, lse_of = ready
@@ -256,8 +256,8 @@ def _video(
 
 
 _MOST_READY: Final = 256
-_MOST_ALIKE: Final = 16
-"""Prepared calls of one text, which differ in their tensors alone."""
+_MOST_ALIKE: Final = 64
+"""Prepared calls of one text, which differ in their tensors and modes alone; the oldest one goes first."""
 _READY: Final[dict[tuple[Any, ...], list[tuple[Callable[..., bool], Call, VideoPlan, Callable[[Tensor | None], Tensor]]]]] = {}
 """Prepared calls of the operator: what tells that tensors are like theirs in type, dtype, device, sizes and strides, the plan
 whose tensors they read, and what makes the lse that the operator returns."""
@@ -280,17 +280,16 @@ def _see_ready(
     of_plan = key_of(q, k, v, gate, rope, options)
     plan = None if of_plan is None else plan_seen(of_plan, q.device)
     call = None if plan is None else plan.ready.get(arrangement((q, k, v), rope, gate))
-    kept = _READY.get(key, [])
-    if (
-        _GUARDS is None
-        or plan is None
-        or call is None
-        or any(each[1] is call and each[0](*given) for each in kept)
-        or (gate is not None and gate.shape != q.shape)
-    ):
+    twice = len({*map(id, given)}) < len(given)  # guards say no to such a call
+    if _GUARDS is None or plan is None or call is None or twice or (gate is not None and gate.shape != q.shape):
         return
-    if len(_READY) >= _MOST_READY or len(kept) >= _MOST_ALIKE:
+    if len(_READY) >= _MOST_READY:
         _READY.clear()
+    kept = _READY.setdefault(key, [])
+    if any(each[1] is call and each[0](*given) for each in kept):
+        return
+    if len(kept) >= _MOST_ALIKE:
+        del kept[0]
     empty, rows = empty_on(q.device), plan.q_rows
 
     def lse_of(lse: Tensor | None) -> Tensor:
@@ -298,7 +297,7 @@ def _see_ready(
 
     sizes, strides = [[*each.shape] for each in given], [[*each.stride()] for each in given]
     alike = _GUARDS(*given, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides).check
-    _READY.setdefault(key, []).append((alike, call, plan, lse_of))
+    kept.append((alike, call, plan, lse_of))
 
 
 def _shapes(q: Tensor, *arguments: Any) -> tuple[Tensor, Tensor, Tensor]:

@@ -16,16 +16,13 @@ import numpy as np
 from strobe.core.costs import Cost
 from strobe.core.spans import (
     ATTENTION,
-    ATTENTION_FINISH,
-    ATTENTION_KERNEL,
-    ATTENTION_SELECT,
-    ATTENTION_TILE,
     CROSS_ATTENTION,
     DIT_FORWARD,
     FFN,
     FRAME_BLOCK,
     NAMES,
     OUTPUT_PROJECTION,
+    STAGES,
 )
 from strobe.perf.analysis.device.intervals import distribution
 from strobe.perf.analysis.device.kernels import KernelRow, kernel_row
@@ -52,11 +49,10 @@ from strobe.perf.trace.events import Trace
 # A piece is the innermost of our regions (`strobe.core.spans`) that is open when work is launched; on a CPU, when time passes.
 # Every nanosecond of the traced frame blocks belongs to one piece, so the pieces add up to them.
 
-_KERNELS: Final = (ATTENTION_TILE, ATTENTION_SELECT, ATTENTION_KERNEL, ATTENTION_FINISH)
 _ORDER: Final = {
     name: place
     for place, name in enumerate(
-        each for name in NAMES if name not in _KERNELS for each in ((*_KERNELS, name) if name == OUTPUT_PROJECTION else (name,))
+        each for name in NAMES if name not in STAGES for each in ((*STAGES, name) if name == OUTPUT_PROJECTION else (name,))
     )
 }
 """Names in the order of a pass."""

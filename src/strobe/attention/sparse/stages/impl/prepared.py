@@ -18,7 +18,7 @@ from strobe.attention.sparse.launch import dense, empty_on, listening, stream_on
 from strobe.attention.sparse.launches import Spot, Step, fixed, launches
 from strobe.attention.sparse.stages.impl import triton as stages
 from strobe.attention.sparse.stages.types import Call, Grid, Prepared, Rope, SelectionSpec
-from strobe.core.spans import ATTENTION_FINISH, ATTENTION_KERNEL, ATTENTION_SELECT, ATTENTION_TILE, recorded, span
+from strobe.core.spans import STAGES, marked, span
 
 _view: Final[Any] = getattr(torch._C._dynamo.guards, "_reinterpret_tensor", torch.as_strided)
 """What compiled code calls, in half the host time of `torch.as_strided` (torch 2.3 to 2.13)."""
@@ -92,8 +92,8 @@ def prepare(
     weights = None if gate is None else (gate.dtype, 9, 0)
     ends = attended, sums if coarse else None, weights, (dtype, 3, 0), fixed(q_grid.tokens), fixed(q_grid.sizes)
     finish: list[Step] = [(stages.FINISH, finish_site, ends, (), ())]
-    regions = [(ATTENTION_TILE, tile), (ATTENTION_SELECT, select), (ATTENTION_KERNEL, kernel), (ATTENTION_FINISH, finish)]
-    parts = [(region, launches(index, *steps) if steps else None) for region, steps in regions]
+    stages_of = zip(STAGES, (tile, select, kernel, finish), strict=True)
+    parts = [(region, launches(index, *steps) if steps else None) for region, steps in stages_of]
     whole = launches(index, *tile, *select, *kernel, *finish)
     if whole is None:
         return None
@@ -115,7 +115,7 @@ def prepare(
         lse = empty(*lse_place, single) if return_lse and kernel else None
         given = work.data_ptr(), indices.data_ptr(), out.data_ptr(), q_at, k_at, v_at, cos_at, sin_at, gate_at
         last = 0 if lse is None else lse.data_ptr()
-        if kernel and not recorded():
+        if kernel and not marked(STAGES):
             whole(stream, *given, last)
             return out, indices, lse
         for region, launch in parts:
