@@ -374,7 +374,7 @@ def _cost(entries: Sequence[LogEntry]) -> Table:
         numeric("peak as measured", lambda entry: entry.peak_bytes or _none(entry), show=_gib),
         numeric("with text encoder", lambda entry: _peak(entry, encoder=True)),
         numeric("without text encoder", lambda entry: _peak(entry, encoder=False)),
-        time("cold start", _cold_ns, "s"),
+        time("cold start", lambda entry: entry.settings and entry.settings.cold_start_ns, "s", missing="not taken"),
     )
     notes = (
         "GPU: bytes that torch allocated. CPU: the resident set of the whole process, all variants of a run in one process.",
@@ -415,11 +415,6 @@ def _quality_table(entries: Sequence[LogEntry]) -> Table | None:
     fields = (_LABEL, Field("reference for quality", references), *map(scores, metrics))
     notes = tuple(f"{metric} ({line.better} is better): {line.definition}" for metric, line in first.items())
     return table_of("Quality against the named reference.", fields, entries, notes=notes)
-
-
-def _cold_ns(entry: LogEntry) -> int | Missing:
-    known = None if entry.settings is None else entry.settings.cold_start_ns
-    return Missing("not taken", "-") if known is None else known
 
 
 def _none(entry: LogEntry) -> Missing:
@@ -572,10 +567,6 @@ _Point: TypeAlias = tuple[LogEntry, float, float]
 """An entry, its speedup over the base as it counts, and its quality in dB; infinite: the frames equal the reference's."""
 
 
-def _score(point: _Point) -> Cell:
-    return Missing("the frames equal the reference's", "equal") if point[2] == math.inf else Number(point[2], 2)
-
-
 def _measured(entry: LogEntry) -> Ratio:
     return Ratio(1.0) if isinstance(entry.e2e, str) else entry.e2e.cell
 
@@ -607,12 +598,12 @@ def _mark(label: str, ratio: Ratio, speed: float, score: float, number: int) -> 
 
 
 def _points(points: Sequence[_Point]) -> Block:
-    best = front(points, lambda point: point[1:])
+    best, equal = front(points, lambda point: point[1:]), Missing("the frames equal the reference's", "equal")
     fields: tuple[Field[_Point], ...] = (
         Field("setting", lambda point: point[0].label),
         numeric("measured", lambda point: _measured(point[0])),
         numeric("counts as", lambda point: Number(point[1], 3, "x")),
-        numeric(f"{METRIC} (dB)", _score),
+        numeric(f"{METRIC} (dB)", lambda point: equal if point[2] == math.inf else Number(point[2], 2)),
         Field("front", lambda point: Text("yes", "good") if point in best else ""),
     )
     table = table_of("The points.", fields, points)

@@ -31,7 +31,6 @@ from strobe.perf.analysis.runs.breakdown import Breakdown, breakdown, cost_in_bl
 from strobe.perf.analysis.runs.compare import (
     Comparison,
     LongClip,
-    PartGrowth,
     SideClocks,
     compare_unpaired,
     growths_of,
@@ -264,30 +263,21 @@ def _realised(ledger: Ledger, level: LevelSum) -> Cell:
 
 def breakdown_section(study: RunStudy) -> Section | None:
     """Build the section with the breakdown of every subject whose trace marks pieces; None if there is none."""
-    found = {
-        subject.label: _breakdown(subject.profile)
-        for subject in study.subjects
-        if isinstance(subject.profile, Profile) and not PIECES.keys().isdisjoint(subject.profile.record.regions)
-    }
-    blocks: list[Block] = []
+    blocks, found = list[Block](), dict[str, Breakdown]()
     for subject in study.subjects:
-        own = found.get(subject.label)
-        if isinstance(own, Breakdown):
-            blocks += breakdown_blocks(subject.label, own, _roofs(subject))
-        elif own is not None:
-            blocks.append(Notes((f"{subject.label}: {own}",)))
-    for reference, candidate in study.pairs:
-        ours, theirs = found.get(candidate.label), found.get(reference.label)
-        if isinstance(ours, Breakdown) and isinstance(theirs, Breakdown):
-            blocks.append(gains_table((reference.label, candidate.label), theirs, ours))
+        label, profile = subject.label, subject.profile
+        if not isinstance(profile, Profile) or PIECES.keys().isdisjoint(profile.record.regions):
+            continue
+        try:
+            found[label] = breakdown(profile.trace, profile.passes)
+        except DataError as error:
+            blocks.append(Notes((f"{label}: {error}",)))
+        else:
+            blocks += breakdown_blocks(label, found[label], _roofs(subject))
+    for labels in ((reference.label, candidate.label) for reference, candidate in study.pairs):
+        if found.keys() >= set(labels):
+            blocks.append(gains_table(labels, found[labels[0]], found[labels[1]]))
     return section_of("breakdown", "Breakdown", LEAD, blocks)
-
-
-def _breakdown(profile: Profile) -> Breakdown | str:
-    try:
-        return breakdown(profile.trace, profile.passes)
-    except DataError as error:
-        return str(error)
 
 
 def _roofs(subject: Subject) -> Roofs:
@@ -322,16 +312,14 @@ def _verdict(found: LongClip) -> Table:
     part = len(found.first)
     words = (f"first {part}", f"last {part}", "change", "may grow by")
     holds: Field[Sequence[object]] = Field("holds", lambda row: row[-1])
-    rows: list[Sequence[object]] = [
-        (_WORDS[each.what], Time(each.first), Time(each.last), Share(each.growth / each.first), Share(each.may_grow / each.first),
-         _holds(each))
-        for each in found.times
-    ]  # fmt: skip
-    rows += [
-        (_WORDS[each.what], bytes_cell(each.first, "GiB", 3), bytes_cell(each.last, "GiB", 3), bytes_cell(each.growth, "MiB", 2),
-         bytes_cell(each.may_grow, "MiB", 0), _holds(each))
-        for each in found.held
-    ]  # fmt: skip
+    rows: list[Sequence[object]] = []
+    for each in (*found.times, *found.held):
+        if each in found.times:
+            cells = [Time(each.first), Time(each.last), Share(each.growth / each.first), Share(each.may_grow / each.first)]
+        else:
+            cells = [bytes_cell(each.first, "GiB", 3), bytes_cell(each.last, "GiB", 3)]
+            cells += [bytes_cell(each.growth, "MiB", 2), bytes_cell(each.may_grow, "MiB", 0)]
+        rows.append((_WORDS[each.what], *cells, Text("yes", "good") if each.holds else Text("NO", "bad")))
     drift: Cell = Missing("fewer than 100 frame blocks", "-") if found.drift is None else Share(found.drift)
     rows.append(("drift of a frame block over 1,000", "", "", drift, "", Text("told, not judged", "muted")))
     note = (
@@ -341,10 +329,6 @@ def _verdict(found: LongClip) -> Table:
     )
     fields = (*beside("figure", words, numeric=True), holds)
     return table_of(f"{found.variant}: the first frame blocks against the last.", fields, rows, notes=(note,))
-
-
-def _holds(each: PartGrowth) -> Text:
-    return Text("yes", "good") if each.holds else Text("NO", "bad")
 
 
 def _buckets(count: int) -> list[range]:
@@ -736,7 +720,13 @@ def bounds_table(pairs: Sequence[Paired]) -> Table:
         Field("verdict", lambda row: verdict_cell(row[0].e2e.verdict) if row[0].e2e else Text("")),
         numeric("Amdahl bound", lambda row: row[1][3], "end to end, if nothing but the operator had changed", show=Ratio),
         numeric("of the bound", lambda row: row[1][4], show=Share),
-        numeric("lost outside the operator", lambda row: row[1][5], lost, show=_percent, missing=_APART),
+        numeric(
+            "lost outside the operator",
+            lambda row: row[1][5],
+            lost,
+            show=lambda share: Number(100 * share, 1, "%"),
+            missing=_APART,
+        ),
     )
     notes = (
         "Speedup: time of the reference / time of the candidate. Kernel, operator and section are traced, end to end is not.",
@@ -745,10 +735,6 @@ def bounds_table(pairs: Sequence[Paired]) -> Table:
     )
     rows = [(finding, _bounds(finding)) for finding, *_ in pairs]
     return table_of("Speedups, and what the operator alone allows.", fields, rows, notes=notes)
-
-
-def _percent(share: float) -> Number:
-    return Number(100 * share, 1, "%")
 
 
 def _bounds(finding: Finding) -> Sequence[object]:

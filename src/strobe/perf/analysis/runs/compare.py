@@ -19,7 +19,7 @@ from strobe.core.errors import DataError
 from strobe.core.spans import E2E, FRAME_BLOCK
 from strobe.perf.analysis.steady import SteadyState, find_steady
 from strobe.perf.measure.stats import Interval, Verdict, judge, paired_interval, percentile, welch_interval
-from strobe.perf.records.record import Clip, Clocks, Gate, Memory, Served, Span, Variant, Viewer, Workload
+from strobe.perf.records.record import Clip, Clocks, Gate, Memory, Served, Span, Viewer, Workload
 from strobe.perf.records.store import RunRecords
 from strobe.perf.table.model import Count, Ratio, Time
 from strobe.perf.table.rows import col
@@ -318,9 +318,6 @@ def _joules(clocks: Clocks, lasted_ns: int) -> float | None:
 
 # Time of one call of a function, or one run of a program, from the samples of a run of the caller's own code.
 
-KINDS = ("calls", "programs")
-"""Kinds of runs of the caller's own code."""
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CallsRow:
@@ -368,7 +365,7 @@ class CallsRow:
 
 def is_own_code(run: RunRecords) -> bool:
     """Return whether the records are of functions or programs of the caller's own."""
-    return run.header.kind in KINDS
+    return run.header.kind in ("calls", "programs")
 
 
 def own_code(run: RunRecords) -> tuple[CallsRow, ...]:
@@ -541,26 +538,20 @@ def growths_of(run: RunRecords) -> tuple[LongClip, ...]:
     Variants with too few frame blocks to compare are left out. Where frames come late (knob `late_frames`), the length of each is
     mostly work on the next one, and that of the last is short.
     """
-    last = {line.variant: line.clip for line in run.memory}
-    found = (_growth(run, settings, last[settings.name]) for settings in run.variants if settings.name in last)
-    return tuple(each for each in found if len(each.steady) > 1)
-
-
-def _growth(run: RunRecords, settings: Variant, clip: int) -> LongClip:
-    work = run.header.workload
-    assert work is not None
-    own = (span for span in run.spans if (span.variant, span.clip, span.name) == (settings.name, clip, FRAME_BLOCK))
-    blocks = tuple(span.value_ns for span in sorted(own, key=lambda span: span.index or 0))
-    settled = 2 + -(-(settings.window or 0) // work.latents_per_block)
-    switches = {prompt.frame_block for prompt in work.prompts if prompt.frame_block}
-    late = any(knob.name == "late_frames" and knob.on for knob in settings.knobs)
-    return LongClip(
-        variant=settings.name,
-        blocks_ns=blocks,
-        memory=tuple(line for line in run.memory if (line.variant, line.clip) == (settings.name, clip)),
-        settled=settled,
-        steady=tuple(index for index in range(settled, len(blocks) - late) if index + late not in switches),
-    )
+    last, work, found = {line.variant: line.clip for line in run.memory}, run.header.workload, list[LongClip]()
+    for settings in (each for each in run.variants if each.name in last):
+        assert work is not None
+        name, clip = settings.name, last[settings.name]
+        own = (span for span in run.spans if (span.variant, span.clip, span.name) == (name, clip, FRAME_BLOCK))
+        blocks = tuple(span.value_ns for span in sorted(own, key=lambda span: span.index or 0))
+        memory = tuple(line for line in run.memory if (line.variant, line.clip) == (name, clip))
+        settled = 2 + -(-(settings.window or 0) // work.latents_per_block)
+        switches = {prompt.frame_block for prompt in work.prompts if prompt.frame_block}
+        late = any(knob.name == "late_frames" and knob.on for knob in settings.knobs)
+        steady = tuple(index for index in range(settled, len(blocks) - late) if index + late not in switches)
+        if len(steady) > 1:
+            found.append(LongClip(variant=name, blocks_ns=blocks, memory=memory, settled=settled, steady=steady))
+    return tuple(found)
 
 
 # Latencies that a user sees: time to the first frame, frame rate, and the cost of a prompt switch.

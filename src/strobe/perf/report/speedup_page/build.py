@@ -57,19 +57,16 @@ from strobe.perf.table.model import (
 
 
 def _notes_section(study: SpeedupStudy) -> Section:
-    items = [*_units(study), *_remarks(study)]
-    for side in study.sides:
-        items += _side_notes(side)
-    items.append(f"Both sides were measured at different times: every interval is {DRIFT}. Interleave runs to do better.")
-    return Section("notes", "Notes", "", (Notes(tuple(items)),))
-
-
-def _units(study: SpeedupStudy) -> Iterator[str]:
+    units, notes = list[str](), list[str]()
     for side in study.sides:
         stage = () if isinstance(side.timings.stage, str) else side.timings.stage.resolved
         timers = (timer.resolved for timer in side.timings.timers)
         for of, resolved in (("Attention timer", timers), ("Stage", stage)):
-            yield from (f"{of} of the {side.name}: {note}." for note in unit_notes(resolved))
+            units += [f"{of} of the {side.name}: {note}." for note in unit_notes(resolved)]
+        notes += _side_notes(side)
+    items = [*units, *_remarks(study), *notes]
+    items.append(f"Both sides were measured at different times: every interval is {DRIFT}. Interleave runs to do better.")
+    return Section("notes", "Notes", "", (Notes(tuple(items)),))
 
 
 def anomalies(study: SpeedupStudy) -> Iterator[str]:

@@ -227,7 +227,9 @@ def load_speedup(request: SpeedupRequest, progress: Progress | None = None) -> S
     checks = compare_facts(baseline.facts, candidate.facts, request.allow_different)
     levels = level_figures(baseline, candidate, unlike=unlike, alike_steps=alike)
     if obstacles(checks):
-        levels = tuple(level.without_ratio() for level in levels)
+        levels = tuple(
+            replace(each, ratio=None, low=None, high=None, verdict=None, realised=None, costs_ns=None) for each in levels
+        )
     accounts = rank_ledgers(baseline, candidate)
     return SpeedupStudy(
         request=request,

@@ -3,7 +3,7 @@
 # No `from __future__ import annotations`: annotations of the rows are values, which hold how a column is shown.
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 from operator import attrgetter
@@ -556,8 +556,10 @@ def timeline_section(study: TraceStudy) -> Section | None:
     stretches = list(_stretches(study))
     if not stretches:
         return None
-    shown = stretches[:TIMELINE_MAX_LANES]
-    top = _top_group(view for _, view in shown)
+    shown, owned = stretches[:TIMELINE_MAX_LANES], Counter[str]()
+    for _, view in shown:
+        owned.update({row.kernel: row.exclusive_ns for row, _ in kernel_table(view) if row.kind == "kernel"})
+    top = max(owned, key=lambda group: (owned[group], group), default="")
     focal = Kind(f"top kernel: {top}", "focal")
     kinds = (focal, *_KINDS.values())
     lanes = [(label, n, merged(_pieces(view, focal, top))) for n, (label, view) in enumerate(shown)]
@@ -604,13 +606,6 @@ def _bounds(view: DeviceView, first: int, last: int) -> tuple[int, int]:
         edges += [slices.end[last - at].item()] if last in inside else []
         at = inside.stop
     return edges[0], edges[1]
-
-
-def _top_group(views: Iterable[DeviceView]) -> str:
-    owned: Counter[str] = Counter()
-    for view in views:
-        owned.update({row.kernel: row.exclusive_ns for row, _ in kernel_table(view) if row.kind == "kernel"})
-    return max(owned, key=lambda group: (owned[group], group)) if owned else ""
 
 
 def _pieces(view: DeviceView, focal: Kind, group: str) -> Iterator[Piece]:
