@@ -83,7 +83,7 @@ from strobe.perf.report.blocks.kernels import (
 )
 from strobe.perf.report.blocks.settings import banners, differences, settings_section, timed_facts
 from strobe.perf.report.findings import Finding, find, find_latencies
-from strobe.perf.report.study import Profile, RunStudy, Subject, only_pair
+from strobe.perf.report.study import Profile, RunStudy, Subject, only_pair, tried
 from strobe.perf.table.fields import Field, beside, count, numeric, table_of, time
 from strobe.perf.table.model import (
     Axis,
@@ -163,34 +163,39 @@ def _no_speedup(finding: Finding) -> str:
 
 def _between_runs(study: RunStudy) -> Table:
     """Build the table of a variant in the first run against later runs; unpaired, so drift is unknown."""
-    first, rows = study.runs[0], list[tuple[str, str, Comparison | Missing]]()
-    own = {variant.name for variant in first.variants}
-    for run in study.runs[1:]:
-        for variant in run.variants:
-            if variant.name in own:
-                try:
-                    found: Comparison | Missing = compare_unpaired(first, run, E2E, variant=variant.name)
-                except DataError as error:
-                    found = Missing(str(error))
-                rows.append((variant.name, run.header.run, found))
-    fields: tuple[Field[tuple[str, str, Comparison | Missing]], ...] = (
+    first, own = study.runs[0], {variant.name for variant in study.runs[0].variants}
+    ratio = f"time in {first.header.run} / time in run"
+    rows = [
+        (variant.name, run.header.run, tried(compare_unpaired, first, run, E2E, variant=variant.name))
+        for run in study.runs[1:]
+        for variant in run.variants
+        if variant.name in own
+    ]
+    fields: tuple[Field[tuple[str, str, Comparison | str]], ...] = (
         Field("variant", lambda row: row[0]),
         Field("run", lambda row: row[1]),
-        numeric(f"time in {first.header.run} / time in run", lambda row: row[2] if isinstance(row[2], Missing) else row[2].cell),
-        Field("verdict", lambda row: "" if isinstance(row[2], Missing) else verdict_cell(row[2].verdict)),
+        numeric(ratio, lambda row: Missing(row[2]) if isinstance(row[2], str) else row[2].cell),
+        Field("verdict", lambda row: "" if isinstance(row[2], str) else verdict_cell(row[2].verdict)),
     )
     notes = ("Unpaired: taken at different times, drift between the runs is unknown. Welch's t on logarithms.",)
     return table_of("The same variant in different runs, end to end.", fields, rows, notes=notes)
 
 
-def _chain_section(findings: Sequence[Finding]) -> Section:
+def _account_sections(findings: Sequence[Finding]) -> Iterator[Section]:
+    """Yield the section with the chain of levels, and that with the whole accounts."""
+    told = [(finding, finding.ledger) for finding in findings if isinstance(finding.ledger, Ledger)]
     lead = (
         "A faster kernel is diluted on the way up: each level contains the one before it. All levels compare the time for the "
         "same frame blocks, so fewer denoise steps count as time saved."
     )
-    told = [(finding, finding.ledger) for finding in findings if isinstance(finding.ledger, Ledger)]
     figure = (_chain_figure(told),) if told else ()
-    return Section("chain", "From the kernel to end to end", lead, (*figure, *no_account(findings, "No chain for {}")))
+    yield Section("chain", "From the kernel to end to end", lead, (*figure, *no_account(findings, "No chain for {}")))
+    lead = (
+        "Every line is a place where time was spent, and what happened there. What the candidate saves end to end is the sum of "
+        "what each line saves, to the nanosecond."
+    )
+    blocks = [block for each, ledger in told for block in ledger_blocks(each, ledger)]
+    yield Section("ledger", "The whole account, line by line", lead, (*blocks, *no_account(findings, "No ledger for {}")))
 
 
 _ChainRow: TypeAlias = tuple[Finding, Ledger, LevelSum, tuple[Cell, Comparison | None], Cell]
@@ -268,12 +273,12 @@ def breakdown_section(study: RunStudy) -> Section | None:
         label, profile = subject.label, subject.profile
         if not isinstance(profile, Profile) or PIECES.keys().isdisjoint(profile.record.regions):
             continue
-        try:
-            found[label] = breakdown(profile.trace, profile.passes)
-        except DataError as error:
-            blocks.append(Notes((f"{label}: {error}",)))
+        own = tried(breakdown, profile.trace, profile.passes)
+        if isinstance(own, str):
+            blocks.append(Notes((f"{label}: {own}",)))
         else:
-            blocks += breakdown_blocks(label, found[label], _roofs(subject))
+            found[label] = own
+            blocks += breakdown_blocks(label, own, _roofs(subject))
     for labels in ((reference.label, candidate.label) for reference, candidate in study.pairs):
         if found.keys() >= set(labels):
             blocks.append(gains_table(labels, found[labels[0]], found[labels[1]]))
@@ -532,8 +537,7 @@ def run_report(study: RunStudy, allow_different: Sequence[str] = ()) -> tuple[Re
         clips_section(study),
         latency_section(study, found_latencies),
         quality_section(study, found_latencies),
-        _chain_section(findings) if findings else None,
-        _ledger_section(findings) if findings else None,
+        *(_account_sections(findings) if findings else ()),
         _timeline_section(study),
         *attention_sections(study),
         breakdown_section(study),
@@ -559,16 +563,6 @@ def run_report(study: RunStudy, allow_different: Sequence[str] = ()) -> tuple[Re
         ),
     )
     return report, findings
-
-
-def _ledger_section(findings: Sequence[Finding]) -> Section:
-    told = ((each, each.ledger) for each in findings)
-    blocks = [block for each, ledger in told if isinstance(ledger, Ledger) for block in ledger_blocks(each, ledger)]
-    lead = (
-        "Every line is a place where time was spent, and what happened there. What the candidate saves end to end is the sum of "
-        "what each line saves, to the nanosecond."
-    )
-    return Section("ledger", "The whole account, line by line", lead, (*blocks, *no_account(findings, "No ledger for {}")))
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -799,10 +793,7 @@ def _speedups(pairs: Sequence[Paired]) -> Section:
     blocks += (block for answered in answer_sections(alike) if answered is not None for block in answered.blocks)
     for finding in alike:
         if isinstance(finding.ledger, Ledger):
-            blocks += [
-                msgspec.structs.replace(block, collapsed=True) if hasattr(block, "collapsed") else block
-                for block in ledger_blocks(finding, finding.ledger)
-            ]
+            blocks += ledger_blocks(finding, finding.ledger)
     lead = (
         "Kernel, section and end to end, each against a dense variant that is compiled or not as the candidate is. In accounts "
         "a frame block is one denoise step; their lines add up exactly."

@@ -27,6 +27,7 @@ from strobe.perf.table.model import (
     shorten,
     significant,
 )
+from strobe.perf.table.rows import gathered
 
 _COLOURS: Final = 9
 
@@ -417,10 +418,11 @@ def hatch_patterns() -> str:
 
 
 def _timeline_lane(index: int, lane: Lane, picture: Timeline) -> str:
-    groups, top, length = dict[int, list[str]](), index * _TIMELINE_LANE, picture.length_ns
-    for start, duration, kind in zip(lane.start_ns, lane.duration_ns, lane.kind, strict=True):
-        rect = f'<rect x="{percent(start / length)}" width="{percent(duration / length)}"/>'
-        groups.setdefault(kind, []).append(rect)
+    top, length = index * _TIMELINE_LANE, picture.length_ns
+    groups = gathered(
+        (kind, f'<rect x="{percent(start / length)}" width="{percent(duration / length)}"/>')
+        for start, duration, kind in zip(lane.start_ns, lane.duration_ns, lane.kind, strict=True)
+    )
     slices = "".join(f'<g class="{picture.kinds[kind].style}">{"".join(groups[kind])}</g>' for kind in sorted(groups))
     return (
         f'<text class="lane-title" x="0" y="{top + 16}">{esc(shorten(lane.label))}'

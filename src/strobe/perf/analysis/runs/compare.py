@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from bisect import bisect_right
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -19,10 +19,10 @@ from strobe.core.errors import DataError
 from strobe.core.spans import E2E, FRAME_BLOCK
 from strobe.perf.analysis.steady import SteadyState, find_steady
 from strobe.perf.measure.stats import Interval, Verdict, judge, paired_interval, percentile, welch_interval
-from strobe.perf.records.record import Clip, Clocks, Gate, Memory, Served, Span, Viewer, Workload
+from strobe.perf.records.record import Clip, Clocks, Gate, Memory, PromptAt, Served, Span, Viewer, Workload
 from strobe.perf.records.store import RunRecords
 from strobe.perf.table.model import Count, Ratio, Time
-from strobe.perf.table.rows import col
+from strobe.perf.table.rows import col, gathered
 
 # Speedup of a candidate over the baseline, level by level, from timed clips.
 
@@ -146,12 +146,10 @@ def timed_clips(run: RunRecords) -> tuple[Clip, ...]:
 
 def mirrored_pairs(run: RunRecords, candidate: str) -> list[tuple[list[Clip], list[Clip]]]:
     """Return two clips of the baseline and two of the candidate, for each palindrome in which all four can be used."""
-    finished: dict[int, dict[str, list[Clip]]] = defaultdict(lambda: defaultdict(list))
-    for clip in timed_clips(run):
-        if clip.palindrome is not None:
-            finished[clip.palindrome][clip.variant].append(clip)
-    both = ((clips[run.header.baseline], clips[candidate]) for _, clips in sorted(finished.items()))
-    return [pair for pair in both if len(pair[0]) == len(pair[1]) == 2]
+    names = run.header.baseline, candidate
+    finished = gathered((clip.palindrome, clip) for clip in timed_clips(run) if clip.palindrome is not None)
+    both = ([[clip for clip in clips if clip.variant == name] for name in names] for _, clips in sorted(finished.items()))
+    return [(b, c) for b, c in both if len(b) == len(c) == 2]
 
 
 def compare_stage(run: RunRecords, candidate: str, stage: str, *, per_call: bool = False) -> Comparison:
@@ -621,18 +619,14 @@ def latencies(run: RunRecords, variant: str) -> Latencies:
         raise DataError(f"run {run.header.run} holds forward passes over a whole clip, which is no stream: it has no latencies")
     if work is None or not timed:
         raise DataError(f"run {run.header.run} has no finished timed clip of {variant!r}; latencies need one")
-    by_clip: dict[int, list[Span]] = {order: [] for order in timed}
-    for span in run.spans:
-        if span.order in timed:
-            by_clip[span.order].append(span)
-    e2es, clips, dits, decodes = zip(*(_clip_times(by_clip[order]) for order in sorted(timed)), strict=True)
+    by_clip = gathered((span.order, span) for span in run.spans if span.order in timed)
+    e2es, clips, dits, decodes = zip(*(_clip_times(by_clip.get(order, ())) for order in sorted(timed)), strict=True)
     series = [statistics.median(column) for column in zip(*clips, strict=True)]
     steady = find_steady(series, known_causes(run, variant))
     blocks = [clip[index] for clip in clips for index in steady.kept]
     mean = statistics.fmean(blocks) if blocks else None
     e2e_ns = statistics.median(e2es)
-    starts = [prompt.frame_block for prompt in work.prompts if 0 < prompt.frame_block < work.frame_blocks]
-    switched = [clip[index] for clip in clips for index in starts]
+    switches = [prompt for prompt in work.prompts if 0 < prompt.frame_block < work.frame_blocks]
     joules = block_joules(run, variant)
     return Latencies(
         num_clips=len(clips),
@@ -648,8 +642,8 @@ def latencies(run: RunRecords, variant: str) -> Latencies:
         clip_pixel_fps=NS * work.frames * work.batch / e2e_ns,
         first_frame_ns=statistics.median(clip[0] for clip in clips),
         stalled_frames=max(_stalled(work, clip) for clip in clips),
-        switches=_switches(work, clips),
-        switches_ns=tuple(switched),
+        switches=tuple(_switch(prompt, clips) for prompt in switches),
+        switches_ns=tuple(clip[prompt.frame_block] for clip in clips for prompt in switches),
         block_joules=joules,
         video_second_joules=None if joules is None else joules * work.frame_blocks * work.fps / (work.frames * work.batch),
     )
@@ -696,22 +690,15 @@ def _stalled(work: Workload, blocks_ns: Sequence[int]) -> int:
     return sum(-(-each // NS) for each in late if each > 0)
 
 
-def _switches(work: Workload, clips: Sequence[Sequence[int]]) -> tuple[SwitchCost, ...]:
-    found = []
-    for prompt in work.prompts:
-        at = prompt.frame_block
-        if 0 < at < work.frame_blocks:
-            before, after = ([clip[index] for clip in clips] for index in (at - 1, at))
-            found.append(
-                SwitchCost(
-                    frame_block=at,
-                    mode=prompt.mode,
-                    before_ns=statistics.median(before),
-                    after_ns=statistics.median(after),
-                    extra_ns=statistics.median(late - early for early, late in zip(before, after, strict=True)),
-                )
-            )
-    return tuple(found)
+def _switch(prompt: PromptAt, clips: Sequence[Sequence[int]]) -> SwitchCost:
+    before, after = ([clip[index] for clip in clips] for index in (prompt.frame_block - 1, prompt.frame_block))
+    return SwitchCost(
+        frame_block=prompt.frame_block,
+        mode=prompt.mode,
+        before_ns=statistics.median(before),
+        after_ns=statistics.median(after),
+        extra_ns=statistics.median(late - early for early, late in zip(before, after, strict=True)),
+    )
 
 
 # Figures of a loaded server: by load, what viewers waited for and what came late.
@@ -768,11 +755,8 @@ def figures_of(run: RunRecords) -> tuple[LoadFigures, ...]:
     """
     if run.server is None or not run.viewers:
         raise DataError(f"{run.folder} holds no viewer of a server: it was stopped before the first one left")
-    loads = sorted({each.load for each in run.viewers})
-    servers = {each.load: each for each in run.served}
-    return tuple(
-        _figures(load, [each for each in run.viewers if each.load == load], run.server.fps, servers.get(load)) for load in loads
-    )
+    servers, viewers = {each.load: each for each in run.served}, gathered((each.load, each) for each in run.viewers)
+    return tuple(_figures(load, own, run.server.fps, servers.get(load)) for load, own in sorted(viewers.items()))
 
 
 def _figures(load: float, viewers: Sequence[Viewer], fps: int, served: Served | None) -> LoadFigures:

@@ -18,7 +18,7 @@ from strobe.perf.analysis.runs.compare import STAGES, Comparison, Latencies, Sid
 from strobe.perf.analysis.runs.timeline import Path
 from strobe.perf.measure.stats import outliers, percentile
 from strobe.perf.records.record import Clip, Quality, SpanCost
-from strobe.perf.report.blocks.fields import gathered, stretches, tail_cell, verdict_cell
+from strobe.perf.report.blocks.fields import stretches, tail_cell, verdict_cell
 from strobe.perf.report.blocks.kernels import anomaly_notes, clock_notes, device_note, of_cost, ran_at, rate_fields
 from strobe.perf.report.findings import Finding
 from strobe.perf.report.study import RunStudy, Subject
@@ -41,6 +41,7 @@ from strobe.perf.table.model import (
     Time,
     time_text,
 )
+from strobe.perf.table.rows import gathered
 
 PASSES: Final = (DENOISE_STEP, COMMIT, RECACHE)
 """Passes that go through the transformer's layers."""
@@ -487,7 +488,10 @@ def latency_section(study: RunStudy, found: Mapping[str, Latencies | str]) -> Se
         "are counted apart; both are named."
     )
     switches = _switches(study, found)
-    blocks = (_table(study, found), *((switches,) if switches.rows else ()), Notes(_left_out(study, found)))
+    values = ((subject.label, found[subject.label]) for subject in study.subjects)
+    kept = gathered(("; ".join(_steady(value)), label) for label, value in values if not isinstance(value, str))
+    notes = Notes(tuple(f"{', '.join(labels)}: {text}." for text, labels in kept.items()))
+    blocks = (_table(study, found), *((switches,) if switches.rows else ()), notes)
     return Section("latency", "Latencies as a user means them", lead, blocks)
 
 
@@ -521,12 +525,6 @@ def _switch(at: int, found: Latencies) -> Cell:
         if switch.frame_block == at:
             return Time(switch.extra_ns, f"{time_text(switch.after_ns)} after, {time_text(switch.before_ns)} before")
     return Missing("no such switch", "-")
-
-
-def _left_out(study: RunStudy, found: Mapping[str, Latencies | str]) -> tuple[str, ...]:
-    values = ((subject.label, found[subject.label]) for subject in study.subjects)
-    items = gathered(("; ".join(_steady(value)), label) for label, value in values if not isinstance(value, str))
-    return tuple(f"{', '.join(labels)}: {text}." for text, labels in items.items())
 
 
 def _steady(found: Latencies) -> Iterator[str]:

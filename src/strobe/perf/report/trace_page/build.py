@@ -15,7 +15,7 @@ from strobe.perf.analysis.parts import Part
 from strobe.perf.analysis.structure.captures import holds_captures
 from strobe.perf.analysis.structure.ranges import BETWEEN, host_work
 from strobe.perf.analysis.structure.steps import Steps, TraceStepRow
-from strobe.perf.report.blocks.fields import gathered, page, section_of
+from strobe.perf.report.blocks.fields import page, section_of
 from strobe.perf.report.study import TraceStudy
 from strobe.perf.report.trace_page.device import (
     CAUSE_HINTS,
@@ -60,7 +60,7 @@ from strobe.perf.table.model import (
     shorten,
     significant,
 )
-from strobe.perf.table.rows import columns
+from strobe.perf.table.rows import columns, gathered
 from strobe.perf.trace import Trace
 
 LAG_HINTS: Final = {
