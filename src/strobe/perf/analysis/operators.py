@@ -109,19 +109,14 @@ def attributed(trace: Trace) -> tuple[tuple[OperatorRow, int], ...]:
 
     Those with the most device time come first, without device events those with the most self time.
     """
-    found, device = operators(trace), _device_ns(trace)
-    rows = [(row, device.get(row.operator, 0)) for row in (found.rows if found else ())]
-    return tuple(sorted(rows, key=lambda one: (-one[1], -one[0].self_ns, -one[0].sum_ns, one[0].operator)))
-
-
-def _device_ns(trace: Trace) -> dict[str, int]:
-    """Return device time by the name of the innermost operator that launched it; time without one is left out."""
-    total = np.zeros(len(trace.ops.names), np.int64)
+    found, total = operators(trace), np.zeros(len(trace.ops.names), np.int64)
     nesting, name = nest(trace.ops), np.asarray(trace.ops.name)
     owned = nesting.owner != NOWHERE
     for _, work in events_by_device(trace):
         np.add.at(total, name[nesting.owner[owned]], launched_in(trace, work, None, nesting.cuts).sum_ns[owned])
-    return {text: ns for text, ns in zip(trace.ops.names, total.tolist(), strict=True) if ns}
+    device = dict(zip(trace.ops.names, total.tolist(), strict=True))
+    rows = [(row, device[row.operator]) for row in (found.rows if found else ())]
+    return tuple(sorted(rows, key=lambda one: (-one[1], -one[0].self_ns, -one[0].sum_ns, one[0].operator)))
 
 
 # Launching operator of each device event, with its caller and its autograd phase.

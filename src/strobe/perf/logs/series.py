@@ -26,6 +26,7 @@ from strobe.perf.logs.patterns import (
     parse_unit,
     read,
 )
+from strobe.perf.table.rows import gathered
 
 # Frozen columns of a log: one series of values per pattern, name and rank, and counts of all lines.
 
@@ -297,9 +298,7 @@ def resolve_units(series: Series, constraints: Sequence[Constraint] = (), overri
             candidate violates and asks for `--unit`.
     """
     numbers = [Decimal(read(sample.text, series.mark)) for sample in series]  # what is none has been rejected
-    labelled: dict[str, list[Decimal]] = {}
-    for sample, number in zip(series, numbers, strict=True):
-        labelled.setdefault(sample.label, []).append(number)
+    labelled = gathered((sample.label, number) for sample, number in zip(series, numbers, strict=True))
     chosen = {label: _choose(series, label, group, constraints, override) for label, group in labelled.items()}
     values = tuple(round(_exact_ns(number, chosen[sample.label].unit)) for sample, number in zip(series, numbers, strict=True))
     if values and max(values) >= LONGEST_NS:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import Final, Literal, TypeAlias
@@ -26,8 +27,8 @@ from strobe.perf.analysis.runs.grid import (
 )
 from strobe.perf.measure.stats import percentile
 from strobe.perf.records import record
-from strobe.perf.records.record import COSINE, L1, LSE, MATMUL, PEAK, RECALL, RMSE, TEMPORARY, WHOLE, Mode, Span
-from strobe.perf.report.blocks.fields import damage_banners, gathered, section_of
+from strobe.perf.records.record import COSINE, L1, LSE, MATMUL, PEAK, RECALL, RMSE, TEMPORARY, WHOLE, Mode
+from strobe.perf.report.blocks.fields import damage_banners, section_of
 from strobe.perf.report.blocks.grid import NONE, Entry, absent_table, across, grid_page, judged_sections, plane_of, timed_fields
 from strobe.perf.report.blocks.kernels import AT_CLOCK, NO_CLOCK, device_note, of_cost, ran_at, rate_fields, rate_number
 from strobe.perf.report.blocks.settings import banners
@@ -56,7 +57,7 @@ from strobe.perf.table.model import (
     Whiskers,
     bytes_cell,
 )
-from strobe.perf.table.rows import columns
+from strobe.perf.table.rows import columns, gathered
 
 SERIALISED: Final = "launches were serialised (CUDA_LAUNCH_BLOCKING): never compared"
 _STOP: Final = Banner("stop", "Serialised run: nothing in it is compared.", (SERIALISED,))
@@ -370,10 +371,8 @@ def _spread_of(entry: GridContestant) -> float:
 
 def split_calls(entry: GridContestant, mode: Mode) -> tuple[tuple[record.RankCall, ...], ...]:
     """Return the calls of one mode that were split, each with all of its ranks."""
-    calls: dict[tuple[int, int], list[Span]] = {}
-    for span in entry.spans:
-        if span.mode == mode and span.rank is not None:
-            calls.setdefault((span.index or 0, span.rank), []).append(span)
+    own = (span for span in entry.spans if span.mode == mode)
+    calls = gathered(((span.index or 0, span.rank), span) for span in own if span.rank is not None)
     ranks = range(1 + max((rank for _, rank in calls), default=-1))
     return tuple(tuple(calls[index, rank] for rank in ranks) for index in sorted({index for index, _ in calls}))
 
@@ -436,10 +435,6 @@ _Scaled: TypeAlias = tuple[CellRun, GridContestant, float | None]
 """A cell, one contestant of it, and the time of one rank alone (ns): on the same keys, or in weak scaling on its own share."""
 
 
-def _hundredths(value: float) -> Number:
-    return Number(value, 2)
-
-
 def _ranks(row: _Scaled) -> int:
     return row[0].run.header.world_size
 
@@ -455,8 +450,8 @@ def _efficiency(row: _Scaled, weak: bool) -> float | None:
 
 
 def _serial(row: _Scaled) -> float | None:
-    ratio = _ratio(row)
-    return None if ratio is None else (1 / ratio - 1 / _ranks(row)) / (1 - 1 / _ranks(row))
+    ratio, ranks = _ratio(row), _ranks(row)
+    return None if ratio is None else (1 / ratio - 1 / ranks) / (1 - 1 / ranks)
 
 
 def _alone(cells: Sequence[CellRun]) -> dict[int, float]:
@@ -497,13 +492,11 @@ def _title(cell: CellRun) -> str:
 
 
 def _curve_table(title: str, weak: bool, points: Sequence[_Scaled]) -> Table:
-    efficiency: Field[_Scaled] = numeric(
-        "efficiency", lambda row: _efficiency(row, weak), "1 is ideal", show=Share, missing=_ALONE
-    )
-    strong: tuple[Field[_Scaled], ...] = (
-        numeric("speedup", _ratio, show=_hundredths, missing=_ALONE),
-        efficiency,
-        numeric("serial share", _serial, "Karp and Flatt: (1/S - 1/P) / (1 - 1/P)", show=_hundredths, missing=_ALONE),
+    hundredths, serial = partial(Number, digits=2), "Karp and Flatt: (1/S - 1/P) / (1 - 1/P)"
+    scaled: tuple[Field[_Scaled], ...] = (
+        numeric("speedup", _ratio, show=hundredths, missing=_ALONE),
+        numeric("efficiency", lambda row: _efficiency(row, weak), "1 is ideal", show=Share, missing=_ALONE),
+        numeric("serial share", _serial, serial, show=hundredths, missing=_ALONE),
     )
     fields: tuple[Field[_Scaled], ...] = (
         Field("strategy", lambda row: row[1].name, Code),
@@ -511,7 +504,7 @@ def _curve_table(title: str, weak: bool, points: Sequence[_Scaled]) -> Table:
         count("keys", lambda row: row[0].sizes["tokens"]),
         time("median", lambda row: row[1].median_ns),
         time("one rank", lambda row: row[2], hint="the keys of one rank" if weak else "the same keys", missing=_ALONE),
-        *((efficiency,) if weak else strong),
+        *(scaled[1:2] if weak else scaled),
         time("predicted", lambda row: row[1].predicted_ns, missing="no plan for a peer"),
     )
     return table_of(f"{title}: {'weak' if weak else 'strong'} scaling.", fields, points, sortable=True)

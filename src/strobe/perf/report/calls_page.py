@@ -11,7 +11,7 @@ import msgspec
 from strobe.perf.analysis.ledger.account import Ledger
 from strobe.perf.analysis.runs.compare import CallsRow, own_code
 from strobe.perf.records.record import Header
-from strobe.perf.report.blocks.answer import ledger_blocks, speedups
+from strobe.perf.report.blocks.answer import ledger_blocks, no_account, speedups
 from strobe.perf.report.blocks.fields import page, pair_fields, slow_end, speedup_headline, verdict_cell
 from strobe.perf.report.blocks.grid import plane_of
 from strobe.perf.report.blocks.kernels import run_kernels
@@ -208,19 +208,11 @@ def _samples(found: Sequence[CallsRow]) -> Section | None:
 
 
 def _account(findings: Sequence[Finding]) -> Section:
-    blocks: list[Block] = []
-    missing: list[str] = []
-    for finding in findings:
-        if isinstance(finding.ledger, Ledger):
-            blocks += [
-                msgspec.structs.replace(block, collapsed=False) if isinstance(block, Table) else block
-                for block in ledger_blocks(finding, finding.ledger, calls=True)
-            ]
-        else:
-            missing.append(f"No account for {finding.candidate.label}: {finding.ledger}.")
-    if missing:
-        missing.append('trace=True takes traces; on a CPU strobe.span("name") around parts of the code is enough.')
-        blocks.append(Notes(tuple(missing)))
+    told = [(each, each.ledger) for each in findings if isinstance(each.ledger, Ledger)]
+    every = (block for each, ledger in told for block in ledger_blocks(each, ledger, calls=True))
+    blocks: list[Block] = [msgspec.structs.replace(each, collapsed=False) if isinstance(each, Table) else each for each in every]
+    advice = 'trace=True takes traces; on a CPU strobe.span("name") around parts of the code is enough.'
+    blocks += (Notes((*notes.items, advice)) for notes in no_account(findings, "No account for {}."))
     lead = "Where the samples spent their time, and what the difference is made of. The lines add up exactly."
     return Section("account", "Where the difference went", lead, tuple(blocks))
 

@@ -24,7 +24,7 @@ from strobe.perf.analysis.ledger.account import (
 from strobe.perf.analysis.ledger.speedup import Answer, answer
 from strobe.perf.analysis.runs.compare import Comparison, Latencies, compare_stages, latencies, mirrored_pairs, side_clocks
 from strobe.perf.records.record import Clip
-from strobe.perf.report.study import Profile, RunStudy, Subject
+from strobe.perf.report.study import Profile, RunStudy, Subject, tried
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,30 +60,15 @@ def find(study: RunStudy, allow_different: Sequence[str] = ()) -> tuple[Finding,
 
 def find_latencies(study: RunStudy) -> dict[str, Latencies | str]:
     """Return latencies by the subject's label; a text says why there are none."""
-    found: dict[str, Latencies | str] = {}
-    for subject in study.subjects:
-        try:
-            found[subject.label] = latencies(subject.run, subject.name)
-        except DataError as error:
-            found[subject.label] = str(error)
-    return found
+    return {subject.label: tried(latencies, subject.run, subject.name) for subject in study.subjects}
 
 
 def _finding(reference: Subject, candidate: Subject, allow_different: Sequence[str]) -> Finding:
-    stages: tuple[Comparison, ...] | str
-    ledger: Ledger | str
     checks = compare_variants(candidate.run.header, reference.settings, candidate.settings, allow_different)
     if why := refusal(checks):
         return Finding(reference=reference, candidate=candidate, stages=why, ledger=why)
-    try:
-        stages = compare_stages(candidate.run, candidate.name)
-    except DataError as error:
-        stages = str(error)
-    found: Answer | None = None
-    try:
-        ledger, found = _account(reference, candidate)
-    except DataError as error:
-        ledger = str(error)
+    stages, account = tried(compare_stages, candidate.run, candidate.name), tried(_account, reference, candidate)
+    ledger, found = (account, None) if isinstance(account, str) else account
     return Finding(reference=reference, candidate=candidate, stages=stages, ledger=ledger, answer=found)
 
 

@@ -18,11 +18,11 @@ from strobe.perf.measure.stats import FLOOR, P99_SAMPLES, p99, percentile
 from strobe.perf.records.record import CELLS, Gate, Quality, Variant, Workload, read_plan
 from strobe.perf.records.store import FILES, RunRecords, read_run, records_in, superseded
 from strobe.perf.report.blocks.answer import change_sections
-from strobe.perf.report.blocks.fields import gathered, page, section_of, verdict_cell
+from strobe.perf.report.blocks.fields import page, section_of, verdict_cell
 from strobe.perf.report.blocks.grid import BEST, front
 from strobe.perf.report.blocks.settings import banners, settings_section
 from strobe.perf.report.findings import Finding, find
-from strobe.perf.report.study import load_study
+from strobe.perf.report.study import load_study, tried
 from strobe.perf.table.fields import Field, count, numeric, table_of, time
 from strobe.perf.table.model import (
     Axis,
@@ -45,7 +45,7 @@ from strobe.perf.table.model import (
     Tone,
     bytes_cell,
 )
-from strobe.perf.table.rows import columns
+from strobe.perf.table.rows import columns, gathered
 
 METRIC: Final = "psnr"
 """Quality metric that decides: measured wherever quality is, frame by frame against a named preset with the same noise."""
@@ -168,16 +168,8 @@ def read_entries(folders: Sequence[Path]) -> tuple[LogEntry, ...]:
 
 def _entry(run: RunRecords, name: str) -> LogEntry:
     settings = next((each for each in run.variants if each.name == name), None)
-    found: Latencies | str
-    e2e: Comparison | str
-    try:
-        found = latencies(run, name) if settings is not None else "it never ran"
-    except DataError as error:
-        found = str(error)
-    try:
-        e2e = "the reference itself" if name == run.header.baseline else compare_stage(run, name, E2E)
-    except DataError as error:
-        e2e = str(error)
+    found = tried(latencies, run, name) if settings is not None else "it never ran"
+    e2e = "the reference itself" if name == run.header.baseline else tried(compare_stage, run, name, E2E)
     return LogEntry(run=run, name=name, settings=settings, latencies=found, e2e=e2e)
 
 
@@ -333,8 +325,8 @@ def _steady(entries: Sequence[LogEntry]) -> Table:
         _rate("latent FPS", lambda found: found.latent_fps),
         _rate("pixel FPS", lambda found: found.pixel_fps),
         count("passes", lambda entry: entry.settings.steps + 1 if entry.settings and entry.settings.steps else None),
-        time("DiT of a block", lambda entry: _known(entry, lambda found: found.dit_block_ns)),
-        numeric("DiT pixel FPS", _dit_fps, show=lambda value: Number(value, 2)),
+        time("DiT of a block", lambda entry: _known(entry, lambda found: found.dit_block_ns), missing=_why),
+        numeric("DiT pixel FPS", _dit_fps, show=lambda value: Number(value, 2), missing=_why),
     )
     note = (
         "SS: a steady frame block, streamed, decoding included: delivered. FPS are frames of a block, of all streams of the "
@@ -371,10 +363,10 @@ def _cost(entries: Sequence[LogEntry]) -> Table:
     """Build the table of peak memory, with and without the text encoder where that is known, and of cold starts."""
     fields: tuple[Field[LogEntry], ...] = (
         _LABEL,
-        numeric("peak as measured", lambda entry: entry.peak_bytes or _none(entry), show=_gib),
+        numeric("peak as measured", lambda entry: entry.peak_bytes or None, show=_gib, missing=_why),
         numeric("with text encoder", lambda entry: _peak(entry, encoder=True)),
         numeric("without text encoder", lambda entry: _peak(entry, encoder=False)),
-        time("cold start", _cold_ns, "s"),
+        time("cold start", lambda entry: entry.settings and entry.settings.cold_start_ns, "s", missing="not taken"),
     )
     notes = (
         "GPU: bytes that torch allocated. CPU: the resident set of the whole process, all variants of a run in one process.",
@@ -417,25 +409,16 @@ def _quality_table(entries: Sequence[LogEntry]) -> Table | None:
     return table_of("Quality against the named reference.", fields, entries, notes=notes)
 
 
-def _cold_ns(entry: LogEntry) -> int | Missing:
-    known = None if entry.settings is None else entry.settings.cold_start_ns
-    return Missing("not taken", "-") if known is None else known
-
-
-def _none(entry: LogEntry) -> Missing:
-    return Missing(_why(entry), "-")
-
-
 def _why(entry: LogEntry) -> str:
     return entry.error or (entry.latencies if isinstance(entry.latencies, str) else "no steady frame blocks")
 
 
 def _known(entry: LogEntry, get: Callable[[Latencies], Any]) -> Any:
-    return (None if isinstance(entry.latencies, str) else get(entry.latencies)) or _none(entry)
+    return (None if isinstance(entry.latencies, str) else get(entry.latencies)) or None
 
 
 def _rate(head: str, get: Callable[[Latencies], float | None]) -> Field[LogEntry]:
-    return numeric(head, lambda entry: _known(entry, get), show=lambda value: Number(value, 2))
+    return numeric(head, lambda entry: _known(entry, get), show=lambda value: Number(value, 2), missing=_why)
 
 
 def _summary(name: str, samples: Callable[[Latencies], Sequence[int]]) -> tuple[Field[LogEntry], ...]:
@@ -443,13 +426,14 @@ def _summary(name: str, samples: Callable[[Latencies], Sequence[int]]) -> tuple[
     def of(get: Callable[[Sequence[int]], Any]) -> Callable[[LogEntry], Any]:
         return lambda entry: _known(entry, lambda found: get(own) if (own := samples(found)) else Missing("there were none", "-"))
 
-    return (
-        time(f"{name} mean", of(statistics.fmean)),
-        time(f"{name} p50", of(lambda own: percentile(own, 0.5))),
-        time(f"{name} p99", of(lambda own: Missing(f"{len(own)} samples", "-") if (end := p99(own)) is None else end)),
-        time(f"{name} max", of(max)),
-        count("samples", of(len)),
-    )
+    figures: dict[str, Callable[[Sequence[int]], Any]] = {
+        "mean": statistics.fmean,
+        "p50": lambda own: percentile(own, 0.5),
+        "p99": lambda own: Missing(f"{len(own)} samples", "-") if (end := p99(own)) is None else end,
+        "max": max,
+    }
+    times = (time(f"{name} {figure}", of(get), missing=_why) for figure, get in figures.items())
+    return (*times, count("samples", of(len), missing=_why))
 
 
 def _quality(line: Quality | None, entry: LogEntry) -> Cell:
@@ -572,10 +556,6 @@ _Point: TypeAlias = tuple[LogEntry, float, float]
 """An entry, its speedup over the base as it counts, and its quality in dB; infinite: the frames equal the reference's."""
 
 
-def _score(point: _Point) -> Cell:
-    return Missing("the frames equal the reference's", "equal") if point[2] == math.inf else Number(point[2], 2)
-
-
 def _measured(entry: LogEntry) -> Ratio:
     return Ratio(1.0) if isinstance(entry.e2e, str) else entry.e2e.cell
 
@@ -607,12 +587,12 @@ def _mark(label: str, ratio: Ratio, speed: float, score: float, number: int) -> 
 
 
 def _points(points: Sequence[_Point]) -> Block:
-    best = front(points, lambda point: point[1:])
+    best, equal = front(points, lambda point: point[1:]), Missing("the frames equal the reference's", "equal")
     fields: tuple[Field[_Point], ...] = (
         Field("setting", lambda point: point[0].label),
         numeric("measured", lambda point: _measured(point[0])),
         numeric("counts as", lambda point: Number(point[1], 3, "x")),
-        numeric(f"{METRIC} (dB)", _score),
+        numeric(f"{METRIC} (dB)", lambda point: equal if point[2] == math.inf else Number(point[2], 2)),
         Field("front", lambda point: Text("yes", "good") if point in best else ""),
     )
     table = table_of("The points.", fields, points)

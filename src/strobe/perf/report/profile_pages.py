@@ -81,7 +81,10 @@ def attention_report(study: RunStudy, traced: Sequence[Section] = ()) -> Report:
     sections = [_times(study), _speedups(compared) if compared else None, _rooflines(study), _traces(study), *traced]
     sizes = next((subject.settings.sizes for subject in study.subjects), {})
     return page(
-        speedups=map(_speedup, compared),
+        speedups=(
+            Speedup(after.label, before.label, _LEVELS[each.stage], each.cell, each.saved_ns / num(each.baseline, per_call=True))
+            for before, after, each in compared
+        ),
         title="Attention: " + ", ".join(subject.label for subject in study.subjects),
         subtitle=", ".join([*(f"{name} {size}" for name, size in sizes.items()), f"on {header.machine.device_name}"]),
         banners=banners(study),
@@ -101,12 +104,6 @@ def _compared(study: RunStudy) -> Iterator[tuple[Subject, Subject, Comparison]]:
                 yield reference, candidate, compare_stage(candidate.run, candidate.name, name, per_call=True)
             except DataError:
                 continue
-
-
-def _speedup(each: tuple[Subject, Subject, Comparison]) -> Speedup:
-    reference, candidate, found = each
-    saved_ns = found.saved_ns / num(found.baseline, per_call=True)
-    return Speedup(candidate.label, reference.label, _LEVELS[found.stage], found.cell, saved_ns)
 
 
 def _times(study: RunStudy) -> Section:

@@ -10,11 +10,12 @@ from strobe.core.errors import DataError
 from strobe.perf.records.record import Check, CheckGroup, Quality
 from strobe.perf.records.store import RunRecords, read_run
 from strobe.perf.report.blocks.breakdown import quality_table
-from strobe.perf.report.blocks.fields import end_banners, gathered, page, run_facts
+from strobe.perf.report.blocks.fields import end_banners, page, run_facts
 from strobe.perf.report.blocks.settings import settings_section
 from strobe.perf.report.study import load_study
 from strobe.perf.table.fields import Field, beside, numeric, table_of
 from strobe.perf.table.model import Banner, Cell, Code, Count, Fact, Missing, Report, Section, Table, Text, significant
+from strobe.perf.table.rows import gathered
 
 _LEAD = (
     "Fidelity numbers compare pixels, frame by frame, with the reference. They say how far a clip moved from it, not "

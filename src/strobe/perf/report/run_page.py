@@ -31,7 +31,6 @@ from strobe.perf.analysis.runs.breakdown import Breakdown, breakdown, cost_in_bl
 from strobe.perf.analysis.runs.compare import (
     Comparison,
     LongClip,
-    PartGrowth,
     SideClocks,
     compare_unpaired,
     growths_of,
@@ -84,7 +83,7 @@ from strobe.perf.report.blocks.kernels import (
 )
 from strobe.perf.report.blocks.settings import banners, differences, settings_section, timed_facts
 from strobe.perf.report.findings import Finding, find, find_latencies
-from strobe.perf.report.study import Profile, RunStudy, Subject, only_pair
+from strobe.perf.report.study import Profile, RunStudy, Subject, only_pair, tried
 from strobe.perf.table.fields import Field, beside, count, numeric, table_of, time
 from strobe.perf.table.model import (
     Axis,
@@ -164,34 +163,39 @@ def _no_speedup(finding: Finding) -> str:
 
 def _between_runs(study: RunStudy) -> Table:
     """Build the table of a variant in the first run against later runs; unpaired, so drift is unknown."""
-    first, rows = study.runs[0], list[tuple[str, str, Comparison | Missing]]()
-    own = {variant.name for variant in first.variants}
-    for run in study.runs[1:]:
-        for variant in run.variants:
-            if variant.name in own:
-                try:
-                    found: Comparison | Missing = compare_unpaired(first, run, E2E, variant=variant.name)
-                except DataError as error:
-                    found = Missing(str(error))
-                rows.append((variant.name, run.header.run, found))
-    fields: tuple[Field[tuple[str, str, Comparison | Missing]], ...] = (
+    first, own = study.runs[0], {variant.name for variant in study.runs[0].variants}
+    ratio = f"time in {first.header.run} / time in run"
+    rows = [
+        (variant.name, run.header.run, tried(compare_unpaired, first, run, E2E, variant=variant.name))
+        for run in study.runs[1:]
+        for variant in run.variants
+        if variant.name in own
+    ]
+    fields: tuple[Field[tuple[str, str, Comparison | str]], ...] = (
         Field("variant", lambda row: row[0]),
         Field("run", lambda row: row[1]),
-        numeric(f"time in {first.header.run} / time in run", lambda row: row[2] if isinstance(row[2], Missing) else row[2].cell),
-        Field("verdict", lambda row: "" if isinstance(row[2], Missing) else verdict_cell(row[2].verdict)),
+        numeric(ratio, lambda row: Missing(row[2]) if isinstance(row[2], str) else row[2].cell),
+        Field("verdict", lambda row: "" if isinstance(row[2], str) else verdict_cell(row[2].verdict)),
     )
     notes = ("Unpaired: taken at different times, drift between the runs is unknown. Welch's t on logarithms.",)
     return table_of("The same variant in different runs, end to end.", fields, rows, notes=notes)
 
 
-def _chain_section(findings: Sequence[Finding]) -> Section:
+def _account_sections(findings: Sequence[Finding]) -> Iterator[Section]:
+    """Yield the section with the chain of levels, and that with the whole accounts."""
+    told = [(finding, finding.ledger) for finding in findings if isinstance(finding.ledger, Ledger)]
     lead = (
         "A faster kernel is diluted on the way up: each level contains the one before it. All levels compare the time for the "
         "same frame blocks, so fewer denoise steps count as time saved."
     )
-    told = [(finding, finding.ledger) for finding in findings if isinstance(finding.ledger, Ledger)]
     figure = (_chain_figure(told),) if told else ()
-    return Section("chain", "From the kernel to end to end", lead, (*figure, *no_account(findings, "No chain for {}")))
+    yield Section("chain", "From the kernel to end to end", lead, (*figure, *no_account(findings, "No chain for {}")))
+    lead = (
+        "Every line is a place where time was spent, and what happened there. What the candidate saves end to end is the sum of "
+        "what each line saves, to the nanosecond."
+    )
+    blocks = [block for each, ledger in told for block in ledger_blocks(each, ledger)]
+    yield Section("ledger", "The whole account, line by line", lead, (*blocks, *no_account(findings, "No ledger for {}")))
 
 
 _ChainRow: TypeAlias = tuple[Finding, Ledger, LevelSum, tuple[Cell, Comparison | None], Cell]
@@ -264,30 +268,21 @@ def _realised(ledger: Ledger, level: LevelSum) -> Cell:
 
 def breakdown_section(study: RunStudy) -> Section | None:
     """Build the section with the breakdown of every subject whose trace marks pieces; None if there is none."""
-    found = {
-        subject.label: _breakdown(subject.profile)
-        for subject in study.subjects
-        if isinstance(subject.profile, Profile) and not PIECES.keys().isdisjoint(subject.profile.record.regions)
-    }
-    blocks: list[Block] = []
+    blocks, found = list[Block](), dict[str, Breakdown]()
     for subject in study.subjects:
-        own = found.get(subject.label)
-        if isinstance(own, Breakdown):
-            blocks += breakdown_blocks(subject.label, own, _roofs(subject))
-        elif own is not None:
-            blocks.append(Notes((f"{subject.label}: {own}",)))
-    for reference, candidate in study.pairs:
-        ours, theirs = found.get(candidate.label), found.get(reference.label)
-        if isinstance(ours, Breakdown) and isinstance(theirs, Breakdown):
-            blocks.append(gains_table((reference.label, candidate.label), theirs, ours))
+        label, profile = subject.label, subject.profile
+        if not isinstance(profile, Profile) or PIECES.keys().isdisjoint(profile.record.regions):
+            continue
+        own = tried(breakdown, profile.trace, profile.passes)
+        if isinstance(own, str):
+            blocks.append(Notes((f"{label}: {own}",)))
+        else:
+            found[label] = own
+            blocks += breakdown_blocks(label, own, _roofs(subject))
+    for labels in ((reference.label, candidate.label) for reference, candidate in study.pairs):
+        if found.keys() >= set(labels):
+            blocks.append(gains_table(labels, found[labels[0]], found[labels[1]]))
     return section_of("breakdown", "Breakdown", LEAD, blocks)
-
-
-def _breakdown(profile: Profile) -> Breakdown | str:
-    try:
-        return breakdown(profile.trace, profile.passes)
-    except DataError as error:
-        return str(error)
 
 
 def _roofs(subject: Subject) -> Roofs:
@@ -322,16 +317,14 @@ def _verdict(found: LongClip) -> Table:
     part = len(found.first)
     words = (f"first {part}", f"last {part}", "change", "may grow by")
     holds: Field[Sequence[object]] = Field("holds", lambda row: row[-1])
-    rows: list[Sequence[object]] = [
-        (_WORDS[each.what], Time(each.first), Time(each.last), Share(each.growth / each.first), Share(each.may_grow / each.first),
-         _holds(each))
-        for each in found.times
-    ]  # fmt: skip
-    rows += [
-        (_WORDS[each.what], bytes_cell(each.first, "GiB", 3), bytes_cell(each.last, "GiB", 3), bytes_cell(each.growth, "MiB", 2),
-         bytes_cell(each.may_grow, "MiB", 0), _holds(each))
-        for each in found.held
-    ]  # fmt: skip
+    rows: list[Sequence[object]] = []
+    for each in (*found.times, *found.held):
+        if each in found.times:
+            cells = [Time(each.first), Time(each.last), Share(each.growth / each.first), Share(each.may_grow / each.first)]
+        else:
+            cells = [bytes_cell(each.first, "GiB", 3), bytes_cell(each.last, "GiB", 3)]
+            cells += [bytes_cell(each.growth, "MiB", 2), bytes_cell(each.may_grow, "MiB", 0)]
+        rows.append((_WORDS[each.what], *cells, Text("yes", "good") if each.holds else Text("NO", "bad")))
     drift: Cell = Missing("fewer than 100 frame blocks", "-") if found.drift is None else Share(found.drift)
     rows.append(("drift of a frame block over 1,000", "", "", drift, "", Text("told, not judged", "muted")))
     note = (
@@ -341,10 +334,6 @@ def _verdict(found: LongClip) -> Table:
     )
     fields = (*beside("figure", words, numeric=True), holds)
     return table_of(f"{found.variant}: the first frame blocks against the last.", fields, rows, notes=(note,))
-
-
-def _holds(each: PartGrowth) -> Text:
-    return Text("yes", "good") if each.holds else Text("NO", "bad")
 
 
 def _buckets(count: int) -> list[range]:
@@ -548,8 +537,7 @@ def run_report(study: RunStudy, allow_different: Sequence[str] = ()) -> tuple[Re
         clips_section(study),
         latency_section(study, found_latencies),
         quality_section(study, found_latencies),
-        _chain_section(findings) if findings else None,
-        _ledger_section(findings) if findings else None,
+        *(_account_sections(findings) if findings else ()),
         _timeline_section(study),
         *attention_sections(study),
         breakdown_section(study),
@@ -575,16 +563,6 @@ def run_report(study: RunStudy, allow_different: Sequence[str] = ()) -> tuple[Re
         ),
     )
     return report, findings
-
-
-def _ledger_section(findings: Sequence[Finding]) -> Section:
-    told = ((each, each.ledger) for each in findings)
-    blocks = [block for each, ledger in told if isinstance(ledger, Ledger) for block in ledger_blocks(each, ledger)]
-    lead = (
-        "Every line is a place where time was spent, and what happened there. What the candidate saves end to end is the sum of "
-        "what each line saves, to the nanosecond."
-    )
-    return Section("ledger", "The whole account, line by line", lead, (*blocks, *no_account(findings, "No ledger for {}")))
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -736,7 +714,13 @@ def bounds_table(pairs: Sequence[Paired]) -> Table:
         Field("verdict", lambda row: verdict_cell(row[0].e2e.verdict) if row[0].e2e else Text("")),
         numeric("Amdahl bound", lambda row: row[1][3], "end to end, if nothing but the operator had changed", show=Ratio),
         numeric("of the bound", lambda row: row[1][4], show=Share),
-        numeric("lost outside the operator", lambda row: row[1][5], lost, show=_percent, missing=_APART),
+        numeric(
+            "lost outside the operator",
+            lambda row: row[1][5],
+            lost,
+            show=lambda share: Number(100 * share, 1, "%"),
+            missing=_APART,
+        ),
     )
     notes = (
         "Speedup: time of the reference / time of the candidate. Kernel, operator and section are traced, end to end is not.",
@@ -745,10 +729,6 @@ def bounds_table(pairs: Sequence[Paired]) -> Table:
     )
     rows = [(finding, _bounds(finding)) for finding, *_ in pairs]
     return table_of("Speedups, and what the operator alone allows.", fields, rows, notes=notes)
-
-
-def _percent(share: float) -> Number:
-    return Number(100 * share, 1, "%")
 
 
 def _bounds(finding: Finding) -> Sequence[object]:
@@ -813,10 +793,7 @@ def _speedups(pairs: Sequence[Paired]) -> Section:
     blocks += (block for answered in answer_sections(alike) if answered is not None for block in answered.blocks)
     for finding in alike:
         if isinstance(finding.ledger, Ledger):
-            blocks += [
-                msgspec.structs.replace(block, collapsed=True) if hasattr(block, "collapsed") else block
-                for block in ledger_blocks(finding, finding.ledger)
-            ]
+            blocks += ledger_blocks(finding, finding.ledger)
     lead = (
         "Kernel, section and end to end, each against a dense variant that is compiled or not as the candidate is. In accounts "
         "a frame block is one denoise step; their lines add up exactly."

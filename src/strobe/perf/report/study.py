@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final, Literal, ParamSpec, TypeAlias, TypeVar
 
 import msgspec
 
@@ -35,6 +35,18 @@ from strobe.perf.analysis.structure.window import choose_window
 from strobe.perf.records.record import ClipTrace, LaunchedPasses, Variant, cpu_cores
 from strobe.perf.records.store import RunRecords, read_run
 from strobe.perf.trace import Trace, captures_of, find_traces, read_trace
+
+T = TypeVar("T")
+P = ParamSpec("P")
+
+
+def tried(find: Callable[P, T], *args: P.args, **named: P.kwargs) -> T | str:
+    """Return what a function finds, or the text of its `DataError`, which says why there is nothing."""
+    try:
+        return find(*args, **named)
+    except DataError as error:
+        return str(error)
+
 
 # Input of a report: the variants of one or several runs, in a fixed order, with their traced windows.
 

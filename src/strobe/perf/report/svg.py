@@ -16,7 +16,6 @@ from strobe.perf.table.model import (
     Bar,
     Flame,
     Frame,
-    Kind,
     Lane,
     Plane,
     PlotPoint,
@@ -28,6 +27,7 @@ from strobe.perf.table.model import (
     shorten,
     significant,
 )
+from strobe.perf.table.rows import gathered
 
 _COLOURS: Final = 9
 
@@ -227,23 +227,18 @@ _FLAME_STEPS: Final = ((0.02, ""), (0.1, "1"), (0.3, "2"), (float("inf"), "3"))
 """Colours by relative difference: below 2 % of the larger side grey; 10 % and 30 % separate light, middle and full colour."""
 
 
-def _style(frame: Frame, differential: bool) -> str:
+def _look(frame: Frame, total: int, differential: bool) -> tuple[str, str]:
+    """Return the style of a frame, and what it says."""
+    label, after = shorten(frame.label), significant(frame.candidate_ns / _MS)
     if not differential:
-        return f"work{1 + zlib.crc32(frame.label.encode('utf-8', 'surrogatepass')) % 4}"
+        number = 1 + zlib.crc32(frame.label.encode("utf-8", "surrogatepass")) % 4
+        return f"work{number}", f"{label}: {after} ms, {100 * frame.candidate_ns / total:.1f} %"
     change = frame.candidate_ns - frame.baseline_ns
     part = abs(change) / max(frame.baseline_ns, frame.candidate_ns, 1)
     step = next(name for limit, name in _FLAME_STEPS if part < limit)
-    return f"{'more' if change > 0 else 'less'}{step}" if step else "same"
-
-
-def _says(frame: Frame, total: int, differential: bool) -> str:
-    label = shorten(frame.label)
-    if not differential:
-        return f"{label}: {significant(frame.candidate_ns / _MS)} ms, {100 * frame.candidate_ns / total:.1f} %"
-    change = frame.candidate_ns - frame.baseline_ns
-    sides = f"{significant(frame.baseline_ns / _MS)} to {significant(frame.candidate_ns / _MS)} ms"
-    part = f" ({100 * change / frame.baseline_ns:+.1f} %)" if frame.baseline_ns else ""
-    return f"{label}: {sides}, {change / _MS:+.3f} ms{part}"
+    relative = f" ({100 * change / frame.baseline_ns:+.1f} %)" if frame.baseline_ns else ""
+    says = f"{label}: {significant(frame.baseline_ns / _MS)} to {after} ms, {change / _MS:+.3f} ms{relative}"
+    return f"{'more' if change > 0 else 'less'}{step}" if step else "same", says
 
 
 def draw_flame(picture: Flame, alt: str, max_frames: int = MAX_FRAMES) -> str:
@@ -276,10 +271,10 @@ def draw_flame(picture: Flame, alt: str, max_frames: int = MAX_FRAMES) -> str:
         frame, _, depth = order[at]
         label = esc(shorten(frame.label)) if widths[at] >= _LEAST_LABEL * total else ""
         text = f'<text x="4" y="14">{label}</text>' if label else ""
-        says = esc(_says(frame, max(1, picture.root.candidate_ns), picture.differential))
+        style, says = _look(frame, max(1, picture.root.candidate_ns), picture.differential)
         frames.append(
             f'<svg x="{percent(lefts[at] / total)}" y="{depth * _ROW}" width="{percent(widths[at] / total)}" height="{_ROW}">'
-            f'<title>{says}</title><rect class="{_style(frame, picture.differential)}"/>{text}</svg>'
+            f'<title>{esc(says)}</title><rect class="{style}"/>{text}</svg>'
         )
     height = (1 + max(order[at][2] for at in widest)) * _ROW
     rest = sum(width > 0 for width in widths) - len(widest)
@@ -422,22 +417,18 @@ def hatch_patterns() -> str:
     return f'<svg width="0" height="0" class="defs" aria-hidden="true"><defs>{patterns}</defs></svg>'
 
 
-def _slices(lane: Lane, kinds: tuple[Kind, ...], length: int) -> str:
-    groups: dict[int, list[str]] = {}
-    for start, duration, kind in zip(lane.start_ns, lane.duration_ns, lane.kind, strict=True):
-        rect = f'<rect x="{percent(start / length)}" width="{percent(duration / length)}"/>'
-        groups.setdefault(kind, []).append(rect)
-    return "".join(f'<g class="{kinds[kind].style}">{"".join(groups[kind])}</g>' for kind in sorted(groups))
-
-
 def _timeline_lane(index: int, lane: Lane, picture: Timeline) -> str:
-    top = index * _TIMELINE_LANE
+    top, length = index * _TIMELINE_LANE, picture.length_ns
+    groups = gathered(
+        (kind, f'<rect x="{percent(start / length)}" width="{percent(duration / length)}"/>')
+        for start, duration, kind in zip(lane.start_ns, lane.duration_ns, lane.kind, strict=True)
+    )
+    slices = "".join(f'<g class="{picture.kinds[kind].style}">{"".join(groups[kind])}</g>' for kind in sorted(groups))
     return (
         f'<text class="lane-title" x="0" y="{top + 16}">{esc(shorten(lane.label))}'
         f'<tspan class="tick" dx="8">{significant(lane.length_ns / _MS)} ms</tspan></text>'
         f'<svg class="zoom" x="0" width="100%" y="{top + _STRIP_TOP}" height="{_STRIP}">'
-        f'<rect class="lane-ground" x="0" width="{percent(lane.length_ns / picture.length_ns)}"/>'
-        f"{_slices(lane, picture.kinds, picture.length_ns)}</svg>"
+        f'<rect class="lane-ground" x="0" width="{percent(lane.length_ns / length)}"/>{slices}</svg>'
     )
 
 

@@ -89,8 +89,15 @@ class _Page:
                 return self.figure(block)
             case Headlines():
                 return self.headlines(block)
-            case Videos():
-                return _videos(block)
+            case Videos(items=videos):
+                shown = "".join(
+                    '<figure><video controls loop muted playsinline preload="metadata"'
+                    f' src="{quote(video.path)}" aria-label="{esc(video.label)}"></video>'
+                    f"<figcaption><b>{esc(video.label)}</b> {esc(video.caption)}</figcaption></figure>"
+                    for video in videos
+                )
+                button = '<button type="button" class="play" hidden>Play all together</button>'
+                return f'<div class="videos">{button}<div>{shown}</div></div>'
             case _:
                 assert_never(block)
 
@@ -250,16 +257,6 @@ def _cell_body(cell: Cell, column: Column) -> str:
     return f"{text}<small{style}>{note}</small>" if note else text
 
 
-def _videos(block: Videos) -> str:
-    items = "".join(
-        '<figure><video controls loop muted playsinline preload="metadata"'
-        f' src="{quote(video.path)}" aria-label="{esc(video.label)}"></video>'
-        f"<figcaption><b>{esc(video.label)}</b> {esc(video.caption)}</figcaption></figure>"
-        for video in block.items
-    )
-    return f'<div class="videos"><button type="button" class="play" hidden>Play all together</button><div>{items}</div></div>'
-
-
 # Renderer of a report as GitHub-flavoured Markdown: pictures become their tables, text from outside is escaped.
 
 _SPECIAL: Final = re.compile(r"([\\`*_\[\]|~$#])")
@@ -289,16 +286,12 @@ def render_markdown(report: Report) -> str:
         cautions += ["<details><summary>More to keep in mind</summary>", "", *more, "</details>", ""]
     lines += stops if report.sections else stops + cautions
     for number, section in enumerate(report.sections, start=1):
-        lines += _section(number, section, cautions if number == 1 else [])
+        lines += [f"## {number}. {escape(section.title)}", ""]
+        lines += [escape(section.lead), ""] if section.lead else []
+        blocks = [_block(block) for block in section.blocks]
+        below = cautions if number == 1 else []
+        lines += [line for part in (*blocks[:1], below, *blocks[1:]) for line in part]
     return "\n".join(lines).rstrip("\n") + "\n"
-
-
-def _section(number: int, section: Section, cautions: list[str]) -> list[str]:
-    lines = [f"## {number}. {escape(section.title)}", ""]
-    if section.lead:
-        lines += [escape(section.lead), ""]
-    blocks = [_block(block) for block in section.blocks]
-    return [line for part in (lines, *blocks[:1], cautions, *blocks[1:]) for line in part]
 
 
 def _block(block: Block) -> list[str]:

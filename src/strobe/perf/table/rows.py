@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import replace
 from fractions import Fraction
 from functools import cache
@@ -32,6 +32,16 @@ class OnDevice(DocumentPart, frozen=True, kw_only=True):
 
 T = TypeVar("T", bound=Hashable)
 PartT = TypeVar("PartT", bound=DocumentPart)
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+def gathered(pairs: Iterable[tuple[K, V]]) -> dict[K, list[V]]:
+    """Return the values of each key, both in their order."""
+    found: dict[K, list[V]] = {}
+    for key, value in pairs:
+        found.setdefault(key, []).append(value)
+    return found
 
 
 def part_of(kind: type[PartT], /, *sources: object, **given: object) -> PartT:

@@ -32,11 +32,11 @@ from strobe.perf.analysis.runs.timeline import (
     summed,
 )
 from strobe.perf.measure.stats import LEVEL, Interval, mean_bounds, percentile
-from strobe.perf.records.record import Clip, Regions, Span
+from strobe.perf.records.record import Clip, Regions
 from strobe.perf.records.store import RunRecords
 from strobe.perf.table.fields import exact_cell
 from strobe.perf.table.model import Code, LevelName, Share
-from strobe.perf.table.rows import col
+from strobe.perf.table.rows import col, gathered
 
 MISMATCH: Final = "timed run minus trace"
 """Activity of the untraced run's time beyond the trace; negative where the trace shows more."""
@@ -257,15 +257,11 @@ def cut_clips(run: RunRecords, clips: Iterable[Clip]) -> dict[int, TimedClip]:
     Raises:
         DataError: a clip without an end-to-end region, or that lacks frame blocks.
     """
-    of_clip: defaultdict[int, list[Span]] = defaultdict(list)
-    for span in run.spans:
-        of_clip[span.order].append(span)
-    found: dict[int, TimedClip] = {}
+    of_clip, found = gathered((span.order, span) for span in run.spans), dict[int, TimedClip]()
     for clip in clips:
-        e2e = [span for span in of_clip[clip.order] if span.name == spans.E2E]
-        blocks = sorted(
-            (span for span in of_clip[clip.order] if span.name == spans.FRAME_BLOCK), key=lambda span: span.index or 0
-        )
+        own = of_clip.get(clip.order, [])
+        e2e = [span for span in own if span.name == spans.E2E]
+        blocks = sorted((span for span in own if span.name == spans.FRAME_BLOCK), key=lambda span: span.index or 0)
         if len(e2e) != 1 or [span.index for span in blocks] != list(range(len(blocks))) or not blocks:
             raise DataError(f"clip {clip.clip} of {clip.variant!r} lacks its end-to-end region or frame blocks; measure it again")
         starts = [span.start_ns for span in blocks] + [blocks[-1].start_ns + blocks[-1].value_ns]

@@ -316,10 +316,6 @@ class LevelFigure:
     missing: A[str, col("reason why a side was not measured; empty if both were", "why")]
     reason: str
 
-    def without_ratio(self) -> LevelFigure:
-        """Return the times alone, of sides that are not comparable."""
-        return replace(self, ratio=None, low=None, high=None, verdict=None, realised=None, costs_ns=None)
-
 
 def level_figures(
     baseline: TimedSide, candidate: TimedSide, *, unlike: str = "", alike_steps: bool = True

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from itertools import pairwise
+from itertools import combinations, pairwise
 from typing import Annotated as A
 from typing import Final, TypeAlias, TypeVar
 
@@ -50,7 +50,7 @@ from strobe.perf.analysis.structure.ranges import NOWHERE, base_of, nest, togeth
 from strobe.perf.analysis.structure.sections import SectionDefinition, Sections, matching, sections_of
 from strobe.perf.analysis.structure.steps import LAST, Steps, find_steps
 from strobe.perf.table.model import Code, LevelName
-from strobe.perf.table.rows import col
+from strobe.perf.table.rows import col, gathered
 from strobe.perf.trace.events import DEVICE_KINDS, HostEvents, Trace
 
 # Cuts the device time of any framework's trace into steps and labels, exactly.
@@ -535,11 +535,8 @@ def _spelled(scopes: HostEvents, parents: list[int]) -> list[Path]:
 
 def node_of(path: Path, below: Mapping[Path, tuple[Fraction, Fraction]]) -> Node:
     """Return the node of a path from the times of both sides under the paths below it."""
-    groups: dict[str, dict[Path, tuple[Fraction, Fraction]]] = {}
-    for inner, times in below.items():
-        if inner:
-            groups.setdefault(inner[0], {})[inner[1:]] = times
-    children = (node_of((*path, child), inside) for child, inside in groups.items())
+    groups = gathered((inner[0], (inner[1:], times)) for inner, times in below.items() if inner)
+    children = (node_of((*path, child), dict(inside)) for child, inside in groups.items())
     b, c = both_totals(below.values())
     return Node(
         path=path,
@@ -632,10 +629,9 @@ def coincidences(baseline: Means, candidate: Means) -> tuple[tuple[str, str, Fra
         if times.get(level) and not (level == "section" and times[level] == times.get("kernel"))
     ]
     found = []
-    for at, (level, name, value) in enumerate(figures):
-        for other_level, other_name, other in figures[at + 1 :]:
-            apart = abs(value - other) / max(value, other)
-            traced = {level, other_level} <= {"kernel", "section"}
-            if level != other_level and not traced and apart <= NEARLY:
-                found.append((name, other_name, apart))
+    for (level, name, value), (other_level, other_name, other) in combinations(figures, 2):
+        apart = abs(value - other) / max(value, other)
+        traced = {level, other_level} <= {"kernel", "section"}
+        if level != other_level and not traced and apart <= NEARLY:
+            found.append((name, other_name, apart))
     return tuple(found)

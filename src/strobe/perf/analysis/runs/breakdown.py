@@ -42,6 +42,7 @@ from strobe.perf.analysis.runs.timeline import (
 )
 from strobe.perf.measure.stats import percentile
 from strobe.perf.records.record import SpanCost, Variant
+from strobe.perf.table.rows import gathered
 from strobe.perf.trace.events import Trace
 
 # Breakdown of a frame block's time by piece: by kind of pass, by layer, and idle time by the pieces around it.
@@ -318,16 +319,12 @@ def region_kernels(partition: Partition) -> tuple[tuple[str, KernelRow], ...]:
 
     Only `exclusive_ns` adds up over rows: to the busy time of the frame blocks.
     """
-    durations: dict[tuple[str, str], list[int]] = {}
-    exclusive: dict[tuple[str, str], int] = {}
-    for call in partition.calls:
-        key = (call.label.region, call.name)
-        durations.setdefault(key, []).append(call.duration_ns)
-        exclusive[key] = exclusive.get(key, 0) + call.exclusive_ns
+    calls = gathered(((call.label.region, call.name), call) for call in partition.calls)
+    exclusive = {key: sum(call.exclusive_ns for call in own) for key, own in calls.items()}
     return tuple(
         (region, kernel_row(found, kernel=name, exclusive_ns=exclusive[region, name]))
-        for region, name in sorted(durations, key=lambda key: (-exclusive[key], *key))
-        if (found := distribution(np.array(durations[region, name], np.int64))) is not None
+        for region, name in sorted(calls, key=lambda key: (-exclusive[key], *key))
+        if (found := distribution(np.array([call.duration_ns for call in calls[region, name]], np.int64))) is not None
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from bisect import bisect_right
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -19,10 +19,10 @@ from strobe.core.errors import DataError
 from strobe.core.spans import E2E, FRAME_BLOCK
 from strobe.perf.analysis.steady import SteadyState, find_steady
 from strobe.perf.measure.stats import Interval, Verdict, judge, paired_interval, percentile, welch_interval
-from strobe.perf.records.record import Clip, Clocks, Gate, Memory, Served, Span, Variant, Viewer, Workload
+from strobe.perf.records.record import Clip, Clocks, Gate, Memory, PromptAt, Served, Span, Viewer, Workload
 from strobe.perf.records.store import RunRecords
 from strobe.perf.table.model import Count, Ratio, Time
-from strobe.perf.table.rows import col
+from strobe.perf.table.rows import col, gathered
 
 # Speedup of a candidate over the baseline, level by level, from timed clips.
 
@@ -146,12 +146,10 @@ def timed_clips(run: RunRecords) -> tuple[Clip, ...]:
 
 def mirrored_pairs(run: RunRecords, candidate: str) -> list[tuple[list[Clip], list[Clip]]]:
     """Return two clips of the baseline and two of the candidate, for each palindrome in which all four can be used."""
-    finished: dict[int, dict[str, list[Clip]]] = defaultdict(lambda: defaultdict(list))
-    for clip in timed_clips(run):
-        if clip.palindrome is not None:
-            finished[clip.palindrome][clip.variant].append(clip)
-    both = ((clips[run.header.baseline], clips[candidate]) for _, clips in sorted(finished.items()))
-    return [pair for pair in both if len(pair[0]) == len(pair[1]) == 2]
+    names = run.header.baseline, candidate
+    finished = gathered((clip.palindrome, clip) for clip in timed_clips(run) if clip.palindrome is not None)
+    both = ([[clip for clip in clips if clip.variant == name] for name in names] for _, clips in sorted(finished.items()))
+    return [(b, c) for b, c in both if len(b) == len(c) == 2]
 
 
 def compare_stage(run: RunRecords, candidate: str, stage: str, *, per_call: bool = False) -> Comparison:
@@ -318,9 +316,6 @@ def _joules(clocks: Clocks, lasted_ns: int) -> float | None:
 
 # Time of one call of a function, or one run of a program, from the samples of a run of the caller's own code.
 
-KINDS = ("calls", "programs")
-"""Kinds of runs of the caller's own code."""
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CallsRow:
@@ -368,7 +363,7 @@ class CallsRow:
 
 def is_own_code(run: RunRecords) -> bool:
     """Return whether the records are of functions or programs of the caller's own."""
-    return run.header.kind in KINDS
+    return run.header.kind in ("calls", "programs")
 
 
 def own_code(run: RunRecords) -> tuple[CallsRow, ...]:
@@ -541,26 +536,20 @@ def growths_of(run: RunRecords) -> tuple[LongClip, ...]:
     Variants with too few frame blocks to compare are left out. Where frames come late (knob `late_frames`), the length of each is
     mostly work on the next one, and that of the last is short.
     """
-    last = {line.variant: line.clip for line in run.memory}
-    found = (_growth(run, settings, last[settings.name]) for settings in run.variants if settings.name in last)
-    return tuple(each for each in found if len(each.steady) > 1)
-
-
-def _growth(run: RunRecords, settings: Variant, clip: int) -> LongClip:
-    work = run.header.workload
-    assert work is not None
-    own = (span for span in run.spans if (span.variant, span.clip, span.name) == (settings.name, clip, FRAME_BLOCK))
-    blocks = tuple(span.value_ns for span in sorted(own, key=lambda span: span.index or 0))
-    settled = 2 + -(-(settings.window or 0) // work.latents_per_block)
-    switches = {prompt.frame_block for prompt in work.prompts if prompt.frame_block}
-    late = any(knob.name == "late_frames" and knob.on for knob in settings.knobs)
-    return LongClip(
-        variant=settings.name,
-        blocks_ns=blocks,
-        memory=tuple(line for line in run.memory if (line.variant, line.clip) == (settings.name, clip)),
-        settled=settled,
-        steady=tuple(index for index in range(settled, len(blocks) - late) if index + late not in switches),
-    )
+    last, work, found = {line.variant: line.clip for line in run.memory}, run.header.workload, list[LongClip]()
+    for settings in (each for each in run.variants if each.name in last):
+        assert work is not None
+        name, clip = settings.name, last[settings.name]
+        own = (span for span in run.spans if (span.variant, span.clip, span.name) == (name, clip, FRAME_BLOCK))
+        blocks = tuple(span.value_ns for span in sorted(own, key=lambda span: span.index or 0))
+        memory = tuple(line for line in run.memory if (line.variant, line.clip) == (name, clip))
+        settled = 2 + -(-(settings.window or 0) // work.latents_per_block)
+        switches = {prompt.frame_block for prompt in work.prompts if prompt.frame_block}
+        late = any(knob.name == "late_frames" and knob.on for knob in settings.knobs)
+        steady = tuple(index for index in range(settled, len(blocks) - late) if index + late not in switches)
+        if len(steady) > 1:
+            found.append(LongClip(variant=name, blocks_ns=blocks, memory=memory, settled=settled, steady=steady))
+    return tuple(found)
 
 
 # Latencies that a user sees: time to the first frame, frame rate, and the cost of a prompt switch.
@@ -630,18 +619,14 @@ def latencies(run: RunRecords, variant: str) -> Latencies:
         raise DataError(f"run {run.header.run} holds forward passes over a whole clip, which is no stream: it has no latencies")
     if work is None or not timed:
         raise DataError(f"run {run.header.run} has no finished timed clip of {variant!r}; latencies need one")
-    by_clip: dict[int, list[Span]] = {order: [] for order in timed}
-    for span in run.spans:
-        if span.order in timed:
-            by_clip[span.order].append(span)
-    e2es, clips, dits, decodes = zip(*(_clip_times(by_clip[order]) for order in sorted(timed)), strict=True)
+    by_clip = gathered((span.order, span) for span in run.spans if span.order in timed)
+    e2es, clips, dits, decodes = zip(*(_clip_times(by_clip.get(order, ())) for order in sorted(timed)), strict=True)
     series = [statistics.median(column) for column in zip(*clips, strict=True)]
     steady = find_steady(series, known_causes(run, variant))
     blocks = [clip[index] for clip in clips for index in steady.kept]
     mean = statistics.fmean(blocks) if blocks else None
     e2e_ns = statistics.median(e2es)
-    starts = [prompt.frame_block for prompt in work.prompts if 0 < prompt.frame_block < work.frame_blocks]
-    switched = [clip[index] for clip in clips for index in starts]
+    switches = [prompt for prompt in work.prompts if 0 < prompt.frame_block < work.frame_blocks]
     joules = block_joules(run, variant)
     return Latencies(
         num_clips=len(clips),
@@ -657,8 +642,8 @@ def latencies(run: RunRecords, variant: str) -> Latencies:
         clip_pixel_fps=NS * work.frames * work.batch / e2e_ns,
         first_frame_ns=statistics.median(clip[0] for clip in clips),
         stalled_frames=max(_stalled(work, clip) for clip in clips),
-        switches=_switches(work, clips),
-        switches_ns=tuple(switched),
+        switches=tuple(_switch(prompt, clips) for prompt in switches),
+        switches_ns=tuple(clip[prompt.frame_block] for clip in clips for prompt in switches),
         block_joules=joules,
         video_second_joules=None if joules is None else joules * work.frame_blocks * work.fps / (work.frames * work.batch),
     )
@@ -705,22 +690,15 @@ def _stalled(work: Workload, blocks_ns: Sequence[int]) -> int:
     return sum(-(-each // NS) for each in late if each > 0)
 
 
-def _switches(work: Workload, clips: Sequence[Sequence[int]]) -> tuple[SwitchCost, ...]:
-    found = []
-    for prompt in work.prompts:
-        at = prompt.frame_block
-        if 0 < at < work.frame_blocks:
-            before, after = ([clip[index] for clip in clips] for index in (at - 1, at))
-            found.append(
-                SwitchCost(
-                    frame_block=at,
-                    mode=prompt.mode,
-                    before_ns=statistics.median(before),
-                    after_ns=statistics.median(after),
-                    extra_ns=statistics.median(late - early for early, late in zip(before, after, strict=True)),
-                )
-            )
-    return tuple(found)
+def _switch(prompt: PromptAt, clips: Sequence[Sequence[int]]) -> SwitchCost:
+    before, after = ([clip[index] for clip in clips] for index in (prompt.frame_block - 1, prompt.frame_block))
+    return SwitchCost(
+        frame_block=prompt.frame_block,
+        mode=prompt.mode,
+        before_ns=statistics.median(before),
+        after_ns=statistics.median(after),
+        extra_ns=statistics.median(late - early for early, late in zip(before, after, strict=True)),
+    )
 
 
 # Figures of a loaded server: by load, what viewers waited for and what came late.
@@ -777,11 +755,8 @@ def figures_of(run: RunRecords) -> tuple[LoadFigures, ...]:
     """
     if run.server is None or not run.viewers:
         raise DataError(f"{run.folder} holds no viewer of a server: it was stopped before the first one left")
-    loads = sorted({each.load for each in run.viewers})
-    servers = {each.load: each for each in run.served}
-    return tuple(
-        _figures(load, [each for each in run.viewers if each.load == load], run.server.fps, servers.get(load)) for load in loads
-    )
+    servers, viewers = {each.load: each for each in run.served}, gathered((each.load, each) for each in run.viewers)
+    return tuple(_figures(load, own, run.server.fps, servers.get(load)) for load, own in sorted(viewers.items()))
 
 
 def _figures(load: float, viewers: Sequence[Viewer], fps: int, served: Served | None) -> LoadFigures:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -45,7 +45,7 @@ from strobe.perf.records.record import (
 )
 from strobe.perf.records.store import RunRecords, read_run, superseded
 from strobe.perf.table.model import Ratio, Time
-from strobe.perf.table.rows import col, term
+from strobe.perf.table.rows import col, gathered, term
 
 Outcome = Literal["measured", "refused", "failed", "red", "not reached"]
 """Outcomes of a contestant, in order: has numbers, cannot run here, raised an error, red gate, cell ended before its turn."""
@@ -288,15 +288,11 @@ def cell_of(run: RunRecords) -> CellRun:
 
 def _entries(run: RunRecords, names: Sequence[str]) -> Iterator[GridContestant]:
     timed = {clip.order for clip in timed_clips(run)}
-    spans: dict[str, list[Span]] = defaultdict(list)
-    for span in run.spans:
-        if span.order in timed:
-            spans[span.variant].append(span)
+    spans = gathered((span.variant, span) for span in run.spans if span.order in timed)
     for name in names:
-        rounds: dict[int, list[int]] = defaultdict(list)
-        for span in spans[name]:
-            if span.palindrome is not None and span.rank is None and span.name in _TIMED:
-                rounds[span.palindrome].append(span.value_ns)
+        own = spans.get(name, [])
+        calls = (span for span in own if span.rank is None and span.name in _TIMED)
+        rounds = gathered((span.palindrome, span.value_ns) for span in calls if span.palindrome is not None)
         gate = next((line for line in run.gates if line.variant == name), None)
         outcome, reason = _outcome(run, name, gate, timed=bool(rounds))
         yield GridContestant(
@@ -307,7 +303,7 @@ def _entries(run: RunRecords, names: Sequence[str]) -> Iterator[GridContestant]:
             gate=gate,
             rounds={number: tuple(values) for number, values in rounds.items()},
             numbers=tuple(line for line in run.quality if line.variant == name),
-            spans=tuple(spans[name]),
+            spans=tuple(own),
             clocks=side_clocks(run, name),
             prediction=next((line for line in run.predictions if line.variant == name), None),
         )

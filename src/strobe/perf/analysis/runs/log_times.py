@@ -18,6 +18,7 @@ from strobe.perf.analysis.steady import FEWEST, find_steady
 from strobe.perf.logs.patterns import Unit
 from strobe.perf.logs.series import Constraint, Log, Resolved, Series, resolve_units, short
 from strobe.perf.measure.stats import percentile
+from strobe.perf.table.rows import gathered
 
 # Rounds of a stage in a log: their times, averages with and without warm-up, and the calls inside each.
 
@@ -105,10 +106,9 @@ def stage_rounds(request: LogRequest, name: str = STAGE) -> tuple[StageRounds, .
     Raises:
         DataError: the log has no such stage, none of its values can be used, or a unit is not known; see `resolve_units`.
     """
-    found: dict[tuple[str, str], list[Series]] = {}
     stages = (*request.log.of("stage", name), *request.log.of("e2e", name))
-    for series in stages or request.log.of("step", name) or (request.log.of("step") if name == STAGE else ()):
-        found.setdefault((series.name, series.pattern), []).append(series)
+    chosen = stages or request.log.of("step", name) or (request.log.of("step") if name == STAGE else ())
+    found = gathered(((series.name, series.pattern), series) for series in chosen)
     if not found:
         raise DataError(f"{request.log.path}: no stage {name!r}; {request.log.content}")
     return tuple(_rounds(request, stage, group) for (stage, _), group in found.items())
@@ -268,9 +268,7 @@ def summarise(request: LogRequest, series: Series, causes: Mapping[int, str] | N
         raise DataError(
             f"{series.path}: {series.title}: all {len(values)} values are left out: {'; '.join(set(dropped.values()))}"
         )
-    excluded: dict[str, list[int]] = {}
-    for index, cause in dropped.items():
-        excluded.setdefault(cause, []).append(index)
+    excluded = gathered((cause, index) for index, cause in dropped.items())
     return SeriesSummary(
         resolved=resolved,
         calls=calls,

@@ -45,6 +45,7 @@ from strobe.perf.analysis.device.intervals import Intervals, Ints, column
 from strobe.perf.analysis.device.kernels import comparable, full_name, kernel_name, kernel_part
 from strobe.perf.analysis.parts import Part
 from strobe.perf.analysis.structure.ranges import NOWHERE, Nesting, nest
+from strobe.perf.table.rows import gathered
 from strobe.perf.trace.events import DEVICE_KINDS, DeviceEvents, HostEvent, HostEvents, Region, Trace
 
 # Timeline of a trace: the label that owns each moment.
@@ -507,9 +508,7 @@ def relabelled(timeline: RunTimeline, passes: Passes, *, layers: bool) -> tuple[
     launches = _graph_launches(timeline)
     if not launches:
         return timeline, None
-    of_stage: defaultdict[Path, list[EagerPass]] = defaultdict(list)
-    for one in passes:
-        of_stage[one.stage,].append(one)
+    of_stage: dict[Path, list[EagerPass]] = gathered(((one.stage,), one) for one in passes)
     path, entered = timeline.path.copy(), Counter[Path]()
     numbers = {text: number for number, text in enumerate(timeline.paths)}
     attributed, matched, best = 0, 0, Fraction(0)
@@ -572,10 +571,7 @@ def _graph_launches(timeline: RunTimeline) -> list[list[int]]:
     unstaged = np.array([text in ((), OUTSIDE, NOT_LINKED) for text in timeline.paths])
     inside = (work.start >= timeline.tiles.start[0]) & (work.start < timeline.tiles.end[-1])
     rows = np.flatnonzero((work.host >= 0) & inside & ~unstaged[timeline.path])
-    ordinal = work.ordinal
-    of_call: defaultdict[int, list[int]] = defaultdict(list)
-    for row, host in zip(rows.tolist(), work.host[rows].tolist(), strict=True):
-        of_call[host].append(row)
+    ordinal, of_call = work.ordinal, gathered(zip(work.host[rows].tolist(), rows.tolist(), strict=True))
     return [sorted(found, key=lambda row: int(ordinal[row])) for found in of_call.values() if len(found) >= _FEWEST]
 
 
@@ -638,10 +634,7 @@ def passes_of(trace: Trace) -> Passes:
 def _streams(timeline: RunTimeline, launch: Sequence[int]) -> tuple[list[int], _Streams]:
     """Return the events of a replay, and their names, stream by stream."""
     stream = timeline.work.stream
-    found: defaultdict[int, list[int]] = defaultdict(list)
-    for row in launch:
-        found[int(stream[row])].append(row)
-    streams = sorted(found.values(), key=len, reverse=True)
+    streams = sorted(gathered((int(stream[row]), row) for row in launch).values(), key=len, reverse=True)
     return [row for rows in streams for row in rows], tuple(names_of(timeline, rows) for rows in streams)
 
 
@@ -730,11 +723,8 @@ def named(timeline: RunTimeline, passes: Passes) -> RunTimeline:
 
 def _told_apart(passes: Iterable[EagerPass]) -> frozenset[str]:
     """Return the names of kernels that only attention operators launch."""
-    stood: defaultdict[str, set[str]] = defaultdict(set)
-    for one in passes:
-        for name, path in zip(one.names, one.paths, strict=True):
-            stood[name].add(path[-1])
-    return frozenset(name for name, regions in stood.items() if regions <= ATTENTION_KERNELS)
+    stood = gathered((name, path[-1]) for one in passes for name, path in zip(one.names, one.paths, strict=True))
+    return frozenset(name for name, regions in stood.items() if ATTENTION_KERNELS.issuperset(regions))
 
 
 def _key(one: EagerPass, names: frozenset[str]) -> list[_Kernel[Path]]:
@@ -754,15 +744,11 @@ def _by_launch(own: Sequence[_Kernel[int]], key: Sequence[_Kernel[Path]]) -> dic
     uncompiled pass has no such kernel, each launch of any kernel must be there as often."""
     if not all(launch for *_, launch in key):
         return {}
-    rows, paths = defaultdict[str, list[int]](list), defaultdict[str, list[Path]](list)
-    for row, _, launch in own:
-        rows[launch].append(row)
-    for path, _, launch in key:
-        paths[launch].append(path)
+    rows, paths = gathered((launch, row) for row, _, launch in own), gathered((launch, path) for path, _, launch in key)
     needed = {launch for _, name, launch in (*own, *key) if _is_attention(name)} or {*rows, *paths}
-    if any(len(rows[text]) != len(paths[text]) for text in needed):
+    if any(len(rows.get(text, ())) != len(paths.get(text, ())) for text in needed):
         return {}
-    alike = {text: found for text, found in rows.items() if len(found) == len(paths[text])}
+    alike = {text: found for text, found in rows.items() if len(found) == len(paths.get(text, ()))}
     return {row: path for text, found in alike.items() for row, path in zip(found, paths[text], strict=True)}
 
 

@@ -326,9 +326,14 @@ def answer_table(finding: Finding, found: Answer) -> Table:
     """Build the table of at most eight parts before and after, with notes on the other frame blocks and the present limit."""
     reference, candidate = finding.reference, finding.candidate
     elsewhere = "first, filling and switch frame blocks, start and end"
+    hint = "of the saving, the part that the SM clock made; the rest is fewer or more cycles"
+    goes = f"the clock is taken to act on {', '.join(sorted(part.value for part in BY_THE_CLOCK))} alone"
+    clock: tuple[Field[PartLine]] = (
+        Field("by the clock", lambda line: line.clock_ns, _time, "ms", hint=hint, total=sum, missing=goes),
+    )
     fields: tuple[Field[PartLine], ...] = (
         *part_fields((reference.label, candidate.label), found),
-        *_clock_field(found),
+        *(clock if found.at_baseline_clock_ns is not None else ()),
         Field("saved in the clip's other blocks", lambda line: line.elsewhere_ns, _time, "ms", hint=elsewhere, total=sum),
     )
     rows = rows_of(fields, found.lines, totals=((f"a {found.unit}", found.lines),))
@@ -373,14 +378,6 @@ def clock_words(names: tuple[str, str], found: Answer) -> str:
 def _range(clocks: SideClocks) -> str:
     low, high = min(clocks.clips_mhz), max(clocks.clips_mhz)
     return f"{low:,}" if low == high else f"{low:,} to {high:,}"
-
-
-def _clock_field(found: Answer) -> tuple[Field[PartLine], ...]:
-    if found.at_baseline_clock_ns is None:
-        return ()
-    hint = "of the saving, the part that the SM clock made; the rest is fewer or more cycles"
-    goes = f"the clock is taken to act on {', '.join(sorted(part.value for part in BY_THE_CLOCK))} alone"
-    return (Field("by the clock", lambda line: line.clock_ns, _time, "ms", hint=hint, total=sum, missing=goes),)
 
 
 def _explained(found: Answer) -> str:

@@ -18,7 +18,7 @@ from strobe.perf.analysis.runs.compare import STAGES, Comparison, Latencies, Sid
 from strobe.perf.analysis.runs.timeline import Path
 from strobe.perf.measure.stats import outliers, percentile
 from strobe.perf.records.record import Clip, Quality, SpanCost
-from strobe.perf.report.blocks.fields import gathered, stretches, tail_cell, verdict_cell
+from strobe.perf.report.blocks.fields import stretches, tail_cell, verdict_cell
 from strobe.perf.report.blocks.kernels import anomaly_notes, clock_notes, device_note, of_cost, ran_at, rate_fields
 from strobe.perf.report.findings import Finding
 from strobe.perf.report.study import RunStudy, Subject
@@ -41,6 +41,7 @@ from strobe.perf.table.model import (
     Time,
     time_text,
 )
+from strobe.perf.table.rows import gathered
 
 PASSES: Final = (DENOISE_STEP, COMMIT, RECACHE)
 """Passes that go through the transformer's layers."""
@@ -415,21 +416,20 @@ def _speedups(finding: Finding) -> Table:
 
 
 def _exclusions(study: RunStudy) -> Block:
-    items = gathered((text, subject.label) for subject in study.subjects for text in _left_out_of(subject))
+    said = list[tuple[str, str]]()
+    for subject in study.subjects:
+        warm = (clip for clip in subject.run.clips if clip.variant == subject.name and clip.phase == "warmup")
+        left_out = [("clip", (clip.clip, "warm-up")) for clip in warm]
+        for line in (each for each in subject.run.excluded if each.variant == subject.name):
+            where = line.span if line.clip is None else f"{line.span} in clip {line.clip}"
+            left_out += [(where, (index, line.cause)) for index in line.indices]
+        for where, causes in gathered(left_out).items():
+            said.append((f"{where} {excluded_text(sorted(set(causes)))}", subject.label))
     notes = tuple(
         f"Excluded from averages and ratios, {', '.join(labels)}: {text}. Clips count from 0: clip 0 is run_01."
-        for text, labels in items.items()
+        for text, labels in gathered(said).items()
     )
     return Notes(notes or ("Nothing was excluded.",))
-
-
-def _left_out_of(subject: Subject) -> Iterator[str]:
-    own = [clip for clip in subject.run.clips if clip.variant == subject.name and clip.phase == "warmup"]
-    left_out = [("clip", (clip.clip, "warm-up")) for clip in own]
-    for line in (each for each in subject.run.excluded if each.variant == subject.name):
-        where = line.span if line.clip is None else f"{line.span} in clip {line.clip}"
-        left_out += [(where, (index, line.cause)) for index in line.indices]
-    yield from (f"{where} {excluded_text(sorted(set(causes)))}" for where, causes in gathered(left_out).items())
 
 
 def excluded_text(causes: Sequence[tuple[int, str]]) -> str:
@@ -438,17 +438,16 @@ def excluded_text(causes: Sequence[tuple[int, str]]) -> str:
     return ", ".join(f"{each} ({cause})" for cause, found in alike for each in found) or "none"
 
 
+_NO_STEADY: Final = Missing("no steady frame blocks")
+
+
 def _time(ns: float | None) -> Cell:
-    return Missing("no steady frame blocks") if ns is None else Time(ns)
-
-
-def _part(value_ns: float | None) -> Cell:
-    """Return a part of a frame block; no clip spends nothing on one, so 0 says that it was not timed by itself."""
-    return Missing("not timed by itself in these clips") if value_ns == 0 else _time(value_ns)
+    """Return the time of a frame block or of a part of it; 0 of a part that was not timed by itself: none takes no time."""
+    return _NO_STEADY if ns is None else Time(ns) if ns else Missing("not timed by itself in these clips")
 
 
 def _rate(value: float | None) -> Cell:
-    return Missing("no steady frame blocks") if value is None else Number(value, 2, "FPS")
+    return _NO_STEADY if value is None else Number(value, 2, "FPS")
 
 
 def _joules(value: float | None) -> Cell:
@@ -466,8 +465,8 @@ _ROWS: Final[tuple[tuple[str, Callable[[Latencies], Cell]], ...]] = (
         "steady frame block, streamed with VAE: slow end",
         lambda found: tail_cell(found.blocks_ns) if found.blocks_ns else _time(None),
     ),
-    ("denoise steps and commit alone, in a steady block", lambda found: _part(found.dit_block_ns)),
-    ("VAE decode alone, in a steady block", lambda found: _part(found.decode_block_ns)),
+    ("denoise steps and commit alone, in a steady block", lambda found: _time(found.dit_block_ns)),
+    ("VAE decode alone, in a steady block", lambda found: _time(found.decode_block_ns)),
     ("between latent frames (steady block / latent frames in it)", lambda found: _time(found.inter_latent_ns)),
     ("between pixel frames (steady block / pixel frames in it)", lambda found: _time(found.inter_frame_ns)),
     ("pixel FPS, steady, with VAE", lambda found: _rate(found.pixel_fps)),
@@ -489,7 +488,10 @@ def latency_section(study: RunStudy, found: Mapping[str, Latencies | str]) -> Se
         "are counted apart; both are named."
     )
     switches = _switches(study, found)
-    blocks = (_table(study, found), *((switches,) if switches.rows else ()), Notes(_left_out(study, found)))
+    values = ((subject.label, found[subject.label]) for subject in study.subjects)
+    kept = gathered(("; ".join(_steady(value)), label) for label, value in values if not isinstance(value, str))
+    notes = Notes(tuple(f"{', '.join(labels)}: {text}." for text, labels in kept.items()))
+    blocks = (_table(study, found), *((switches,) if switches.rows else ()), notes)
     return Section("latency", "Latencies as a user means them", lead, blocks)
 
 
@@ -523,12 +525,6 @@ def _switch(at: int, found: Latencies) -> Cell:
         if switch.frame_block == at:
             return Time(switch.extra_ns, f"{time_text(switch.after_ns)} after, {time_text(switch.before_ns)} before")
     return Missing("no such switch", "-")
-
-
-def _left_out(study: RunStudy, found: Mapping[str, Latencies | str]) -> tuple[str, ...]:
-    values = ((subject.label, found[subject.label]) for subject in study.subjects)
-    items = gathered(("; ".join(_steady(value)), label) for label, value in values if not isinstance(value, str))
-    return tuple(f"{', '.join(labels)}: {text}." for text, labels in items.items())
 
 
 def _steady(found: Latencies) -> Iterator[str]:

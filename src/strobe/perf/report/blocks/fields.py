@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, Final, Literal, TypeVar
+from typing import Any, Final, Literal
 
 from strobe.core import spans
 from strobe.core.files import found_inside
@@ -40,8 +40,6 @@ from strobe.perf.table.model import (
 
 # Columns of a distribution of times, and the rule for when a p99 is given.
 
-K = TypeVar("K")
-V = TypeVar("V")
 Figure = Literal["min", "p50", "mean", "p99", "max", "sum"]
 SPREAD: Final[tuple[Figure, ...]] = ("min", "p50", "mean", "p99", "max")
 
@@ -162,14 +160,6 @@ def section_of(id: str, title: str, lead: str, blocks: Iterable[Block | None], *
     """Return the section of the blocks that there are; None if there are none."""
     shown = tuple(block for block in blocks if block is not None)
     return Section(id, title, lead, shown, folded) if shown else None
-
-
-def gathered(pairs: Iterable[tuple[K, V]]) -> dict[K, list[V]]:
-    """Return the values of each key, both in their order."""
-    found: dict[K, list[V]] = {}
-    for key, value in pairs:
-        found.setdefault(key, []).append(value)
-    return found
 
 
 def stretches(numbers: Iterable[int]) -> list[str]:

@@ -11,7 +11,7 @@ from typing import Any, Final, TypeAlias, TypeVar
 
 from strobe.perf.analysis.runs.grid import CellRun, GridContestant, Outcome, speedup
 from strobe.perf.records.record import RECALL, RELATIVE, WORST_HEAD, Contestant
-from strobe.perf.report.blocks.fields import gathered, page, verdict_cell
+from strobe.perf.report.blocks.fields import page, verdict_cell
 from strobe.perf.report.blocks.settings import settings_section
 from strobe.perf.report.study import load_study
 from strobe.perf.table.fields import Field, beside, count, numeric, table_of, time
@@ -34,6 +34,7 @@ from strobe.perf.table.model import (
     Table,
     Text,
 )
+from strobe.perf.table.rows import gathered
 
 T = TypeVar("T")
 Entry: TypeAlias = tuple[CellRun, GridContestant]

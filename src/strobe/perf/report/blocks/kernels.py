@@ -24,7 +24,7 @@ from strobe.perf.analysis.runs.breakdown import Amount, region_kernels
 from strobe.perf.analysis.runs.compare import SideClocks
 from strobe.perf.analysis.structure.sections import FocalKernels, Sections, skipped_text
 from strobe.perf.records.record import SpanCost
-from strobe.perf.report.blocks.fields import gathered, line_word, spread
+from strobe.perf.report.blocks.fields import line_word, spread
 from strobe.perf.report.study import Profile, RunStudy
 from strobe.perf.table.fields import Field, count, exact_cell, exact_time, heads, numeric, padded, rows_of, table_of, time
 from strobe.perf.table.model import (
@@ -48,7 +48,7 @@ from strobe.perf.table.model import (
     Timeline,
     time_text,
 )
-from strobe.perf.table.rows import columns
+from strobe.perf.table.rows import columns, gathered
 
 # Columns and cells of rates against the peaks of a device.
 
@@ -351,8 +351,6 @@ def _full_names(caption: str, shown: Sequence[Listed], word: Word) -> Iterator[T
 
 # Traced time per call of the attention kernel, the section around it, and every other section with its boundaries.
 
-_HOST_RULE: Final = "A section lasts from entering its span to leaving it, on the thread that runs the frame blocks."
-_DEVICE_RULE: Final = "A section is the device time owned by what was launched between entering its span and leaving it."
 _ORDER: Final = tuple(name for name in NAMES if name != "e2e")
 
 
@@ -394,7 +392,10 @@ def attention_sections(study: RunStudy) -> tuple[Section, Section]:
     on_device = any(
         isinstance(subject.profile, Profile) and subject.profile.partition.device != "cpu" for subject in study.subjects
     )
-    lead = f"{_DEVICE_RULE if on_device else _HOST_RULE} The same rule for every variant: sections are compared with sections."
+    rule = "A section lasts from entering its span to leaving it, on the thread that runs the frame blocks."
+    if on_device:
+        rule = "A section is the device time owned by what was launched between entering its span and leaving it."
+    lead = f"{rule} The same rule for every variant: sections are compared with sections."
     return attention, Section("sections", "Sections and their boundaries", lead, (_detail(study, found),))
 
 
@@ -470,7 +471,6 @@ IDLE_KINDS: Final = {
 """Label and style of idle time by its cause."""
 MAX_SLICES: Final = 450
 """Most slices drawn in all lanes together: the file stays small, and the classes of joined slices can be told apart."""
-_JOINED: Final = " short slices"
 
 
 class Piece(NamedTuple):
@@ -561,7 +561,7 @@ def _drawn(group: Sequence[Piece]) -> list[Piece]:
     start = group[0].start_ns
     drawn = []
     for kind in sorted(owned, key=lambda kind: (kind.style in GAPS, kind.style)):
-        drawn.append(Piece(start, start + owned[kind], f"{counts[kind]}{_JOINED}", kind, joined=True))
+        drawn.append(Piece(start, start + owned[kind], f"{counts[kind]} short slices", kind, joined=True))
         start += owned[kind]
     return drawn
 

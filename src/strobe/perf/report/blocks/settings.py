@@ -7,10 +7,11 @@ from typing import Final
 
 from strobe.perf.records.record import CUSTOM, Clocks, Gate, Header, Variant
 from strobe.perf.records.store import RunRecords
-from strobe.perf.report.blocks.fields import DAMAGED, gathered, run_facts
+from strobe.perf.report.blocks.fields import DAMAGED, run_facts
 from strobe.perf.report.study import Profile, RunStudy, Subject, damage_of
 from strobe.perf.table.fields import Field, beside, table_of
 from strobe.perf.table.model import Banner, Cell, Code, Count, Fact, Section, Table, Text, bytes_cell
+from strobe.perf.table.rows import gathered
 
 _NONE: Final = Text("none", "muted")
 _UNKNOWN: Final = Text("not known", "muted")

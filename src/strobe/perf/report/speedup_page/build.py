@@ -20,7 +20,7 @@ from strobe.perf.analysis.ledger.traces import FOCAL_NAME
 from strobe.perf.analysis.parts import Part
 from strobe.perf.analysis.structure.steps import Steps
 from strobe.perf.report.blocks.answer import ANSWER, SHORT_NS, answer_figure, limit, line_name, part_fields, rest_words
-from strobe.perf.report.blocks.fields import damage_banners, gathered, page
+from strobe.perf.report.blocks.fields import damage_banners, page
 from strobe.perf.report.blocks.logs import attention_section, input_file, inputs_section, stages_section, unit_notes
 from strobe.perf.report.speedup_page.study import LoadedSide, SpeedupStudy
 from strobe.perf.report.speedup_page.tables import (
@@ -54,22 +54,20 @@ from strobe.perf.table.model import (
     shorten,
     significant,
 )
+from strobe.perf.table.rows import gathered
 
 
 def _notes_section(study: SpeedupStudy) -> Section:
-    items = [*_units(study), *_remarks(study)]
-    for side in study.sides:
-        items += _side_notes(side)
-    items.append(f"Both sides were measured at different times: every interval is {DRIFT}. Interleave runs to do better.")
-    return Section("notes", "Notes", "", (Notes(tuple(items)),))
-
-
-def _units(study: SpeedupStudy) -> Iterator[str]:
+    units, notes = list[str](), list[str]()
     for side in study.sides:
         stage = () if isinstance(side.timings.stage, str) else side.timings.stage.resolved
         timers = (timer.resolved for timer in side.timings.timers)
         for of, resolved in (("Attention timer", timers), ("Stage", stage)):
-            yield from (f"{of} of the {side.name}: {note}." for note in unit_notes(resolved))
+            units += [f"{of} of the {side.name}: {note}." for note in unit_notes(resolved)]
+        notes += _side_notes(side)
+    items = [*units, *_remarks(study), *notes]
+    items.append(f"Both sides were measured at different times: every interval is {DRIFT}. Interleave runs to do better.")
+    return Section("notes", "Notes", "", (Notes(tuple(items)),))
 
 
 def anomalies(study: SpeedupStudy) -> Iterator[str]:
@@ -82,11 +80,17 @@ def anomalies(study: SpeedupStudy) -> Iterator[str]:
 def contradictions(study: SpeedupStudy) -> Iterator[str]:
     """Yield sentences on contradicting figures: parts longer than their whole, wrong units, timers that did not wait."""
     yield from _orders(study)
-    yield from _unlike_units(study)
-    for side in study.sides:
-        for timer in side.timings.timers:
-            refuted = (choice for choice in timer.resolved.choices if choice.violated)
-            yield from (f"{side.name}: {timer.resolved.series.title}: {choice.text}" for choice in refuted)
+    choices = [[(timer, choice) for timer in side.timings.timers for choice in timer.resolved.choices] for side in study.sides]
+    own, other = ({choice.label: choice.unit for _, choice in of_side} for of_side in choices)
+    for label in sorted(own.keys() & other.keys()):
+        if own[label] != other[label]:
+            yield (
+                f"attention times labelled {label or 'with no unit'!r} are read as {own[label]} on the baseline and as "
+                f"{other[label]} on the candidate: give the other side its trace and focal kernel too, or --unit"
+            )
+    for side, of_side in zip(study.sides, choices, strict=True):
+        refuted = ((timer.resolved.series.title, choice.text) for timer, choice in of_side if choice.violated)
+        yield from (f"{side.name}: {title}: {text}" for title, text in refuted)
     for side in study.sides:
         yield from (f"{side.name}: {remark}" for remark in side.remarks)
 
@@ -118,19 +122,6 @@ def _remarks(study: SpeedupStudy) -> Iterator[str]:
                 sides = -line.baseline_ns, -line.candidate_ns
                 where = f" ({account.ranks})" if account.ranks else ""
                 yield f"Profiling added {ms(sides[0])} to the baseline's steps and {ms(sides[1])} to the candidate's{where}."
-
-
-def _unlike_units(study: SpeedupStudy) -> Iterator[str]:
-    """Yield notes on labels that were read as different units on the two sides: only one side could be proven."""
-    own, other = (
-        {choice.label: choice.unit for timer in side.timings.timers for choice in timer.resolved.choices} for side in study.sides
-    )
-    for label in sorted(own.keys() & other.keys()):
-        if own[label] != other[label]:
-            yield (
-                f"attention times labelled {label or 'with no unit'!r} are read as {own[label]} on the baseline and as "
-                f"{other[label]} on the candidate: give the other side its trace and focal kernel too, or --unit"
-            )
 
 
 def _orders(study: SpeedupStudy) -> Iterator[str]:

@@ -210,10 +210,11 @@ def load_speedup(request: SpeedupRequest, progress: Progress | None = None) -> S
     asked = ["kernel" if side.section is None else side.section.boundaries for side in sides]
     unlike = check_alike(asked[0], asked[1], allow_unlike=request.allow_unlike)
     details = all(is_small(path) for side in sides for path in _paths(side))
-    read = [_read_traces(side, details, progress) for side in sides]
-    baseline, candidate = (
-        _load(request, side, traces, progress) for side, traces in zip(_with_focal(sides, read), read, strict=True)
-    )
+    read = []
+    for side in sides:
+        traces = [read_trace(path, ops=False, shapes=True, details=details, progress=progress) for path in _paths(side)]
+        read.append(tuple(sorted(traces, key=lambda trace: (trace.rank is None, trace.rank or 0, str(trace.path)))))
+    baseline, candidate = (_load(request, side, own, progress) for side, own in zip(_with_focal(sides, read), read, strict=True))
     both = baseline, candidate
     for loaded in both:
         _check_calls(request.calls, loaded)
@@ -227,7 +228,9 @@ def load_speedup(request: SpeedupRequest, progress: Progress | None = None) -> S
     checks = compare_facts(baseline.facts, candidate.facts, request.allow_different)
     levels = level_figures(baseline, candidate, unlike=unlike, alike_steps=alike)
     if obstacles(checks):
-        levels = tuple(level.without_ratio() for level in levels)
+        levels = tuple(
+            replace(each, ratio=None, low=None, high=None, verdict=None, realised=None, costs_ns=None) for each in levels
+        )
     accounts = rank_ledgers(baseline, candidate)
     return SpeedupStudy(
         request=request,
@@ -260,11 +263,6 @@ def _stands_in(baseline: TimedSide, candidate: TimedSide, boundaries: str) -> st
 
 def _paths(side: SideRequest) -> tuple[Path, ...]:
     return find_traces(side.traces) if side.traces else ()
-
-
-def _read_traces(side: SideRequest, details: bool, progress: Progress | None) -> tuple[Trace, ...]:
-    traces = [read_trace(path, ops=False, shapes=True, details=details, progress=progress) for path in _paths(side)]
-    return tuple(sorted(traces, key=lambda trace: (trace.rank is None, trace.rank or 0, str(trace.path))))
 
 
 def _with_focal(sides: Sequence[SideRequest], read: Sequence[Sequence[Trace]]) -> Sequence[SideRequest]:

@@ -15,7 +15,7 @@ from strobe.perf.analysis.parts import Part
 from strobe.perf.analysis.structure.captures import holds_captures
 from strobe.perf.analysis.structure.ranges import BETWEEN, host_work
 from strobe.perf.analysis.structure.steps import Steps, TraceStepRow
-from strobe.perf.report.blocks.fields import gathered, page, section_of
+from strobe.perf.report.blocks.fields import page, section_of
 from strobe.perf.report.study import TraceStudy
 from strobe.perf.report.trace_page.device import (
     CAUSE_HINTS,
@@ -60,7 +60,7 @@ from strobe.perf.table.model import (
     shorten,
     significant,
 )
-from strobe.perf.table.rows import columns
+from strobe.perf.table.rows import columns, gathered
 from strobe.perf.trace import Trace
 
 LAG_HINTS: Final = {
@@ -88,7 +88,13 @@ def _critical_path_section(study: TraceStudy) -> Section | None:
 
 
 def _what_if_section(study: TraceStudy) -> Section | None:
-    shown = tuple(_what_if(path) for of in traces_of(study) for path in of.known_path if path[2])
+    shown = []
+    for found, _, rows in (path for of in traces_of(study) for path in of.known_path if path[2]):
+        note = (
+            f"Usual latency of a launch whose stream is free {found.usual_launch_ns / 1e3:.3f} µs, usual gap between queued "
+            f"events {found.usual_gap_ns / 1e3:.3f} µs."
+        )
+        shown.append(table_of(f"{found.trace}: what if?", columns(WhatIfRow), rows, notes=(note,), sortable=True))
     return section_of("what-if", "What would help", "The trace without one kernel, kind or lag.", shown)
 
 
@@ -105,15 +111,6 @@ def _parts(path: CriticalPath, top: int) -> Table:
         )
     caption = f"{found.trace}: {found.duration_ns / 1e6:.6f} ms, {found.events} device events."
     return Table(caption, heads(fields), rows, tuple(notes), sortable=True)
-
-
-def _what_if(path: CriticalPath) -> Table:
-    found, _, rows = path
-    note = (
-        f"Usual latency of a launch whose stream is free {found.usual_launch_ns / 1e3:.3f} µs, usual gap between queued events "
-        f"{found.usual_gap_ns / 1e3:.3f} µs."
-    )
-    return table_of(f"{found.trace}: what if?", columns(WhatIfRow), rows, notes=(note,), sortable=True)
 
 
 # The answer to a trace in a few sentences: busy or idle and why, what the time is, the slowest step, what would help.
@@ -239,6 +236,13 @@ def trace_banners(study: TraceStudy) -> tuple[Banner, ...]:
     slow = "slowed the host at every operator; check against a run without the profiler"
     costly = [(label, [key for key in _SLOWING_OPTIONS if trace.metadata.get(key) == "1"]) for trace, label in told]
     slowed = (f"{label}: {', '.join(keys)} {slow}" for label, keys in costly if keys)
+    overlaps = (
+        f"{one.name}, stream {each.stream}: {each.overlap_pairs} pairs of {each.events} events, "
+        f"{each.overlap_ns / 1e3:.3f} µs in all, {each.longest_overlap_ns / 1e3:.3f} µs at most"
+        for one in seen
+        for each in one.account.streams
+        if each.overlap_pairs
+    )
     losses = tuple(text for found in traces_of(study) for text in _loss(found))  # all are shown: they stand nowhere else
     found: tuple[tuple[Literal["stop", "caution"], str, Iterable[str]], ...] = (
         ("stop", "Truncated", (f"{label}: {ends}" for trace, label in told if trace.counts.truncated)),
@@ -250,10 +254,7 @@ def trace_banners(study: TraceStudy) -> tuple[Banner, ...]:
         ("caution", "Skipped, no traces", study.skipped),
         ("caution", "No device events", (text for one in told for text in _empty(*one))),
         ("caution", "The trace may not hold all that ran", losses),
-        (
-            "caution", "Work of one stream overlaps: durations add up to more than the busy time",
-            (text for one in seen for text in _overlap(one)),
-        ),
+        ("caution", "Work of one stream overlaps: durations add up to more than the busy time", overlaps),
         ("caution", "Uneven steps", (f"{name}: {text}" for name, text in uneven if text)),
         ("caution", "The profiler may have slowed the host down", slowed if late else ()),
     )  # fmt: skip
@@ -322,27 +323,10 @@ def _loss(of: TraceFindings) -> Iterator[str]:
         yield f"{label}: the last device event ends {late / 1e6:.3f} ms after the recorded window; later ones were dropped"
 
 
-def _overlap(seen: DeviceFindings) -> Iterator[str]:
-    for stream in seen.account.streams:
-        if stream.overlap_pairs:
-            yield (
-                f"{seen.name}, stream {stream.stream}: {stream.overlap_pairs} pairs of {stream.events} events, "
-                f"{stream.overlap_ns / 1e3:.3f} µs in all, {stream.longest_overlap_ns / 1e3:.3f} µs at most"
-            )
-
-
 def _overview_section(study: TraceStudy) -> Section | None:
     files = [of.file for of in traces_of(study)]
     read = table_of("Files that were read.", columns(TraceFile), files, collapsed=len(files) > 8)
     return section_of("overview", "What was read", "", (_devices(study), read, _metadata(study)))
-
-
-def _trace_facts(study: TraceStudy) -> tuple[Fact, ...]:
-    products = sorted({name for trace in study.traces for name in trace.devices.values() if name})
-    return (
-        Fact("Devices", Code(", ".join(products)) if products else Text("not said")),
-        Fact("Window", Code(study.options.window) if study.options.window else Text("the whole trace")),
-    )
 
 
 def _metadata(study: TraceStudy) -> Table | None:
@@ -404,10 +388,14 @@ SECTIONS: Final[tuple[Callable[[TraceStudy], Section | None], ...]] = (
 def build_trace_report(study: TraceStudy) -> Report:
     """Build the report of a study's traces."""
     sections, first = (section(study) for section in SECTIONS), study.labels[0]
+    products = sorted({name for trace in study.traces for name in trace.devices.values() if name})
     return page(
         title=f"Trace {first}" if len(study.traces) == 1 else f"{len(study.traces)} traces: {first} to {study.labels[-1]}",
         subtitle=_subtitle(study),
-        facts=_trace_facts(study),
+        facts=(
+            Fact("Devices", Code(", ".join(products)) if products else Text("not said")),
+            Fact("Window", Code(study.options.window) if study.options.window else Text("the whole trace")),
+        ),
         banners=trace_banners(study),
         sections=sections,
     )

@@ -3,7 +3,7 @@
 # No `from __future__ import annotations`: annotations of the rows are values, which hold how a column is shown.
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 from operator import attrgetter
@@ -15,7 +15,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from strobe.core.costs import DevicePeaks, device_peaks
-from strobe.core.errors import DataError
 from strobe.core.printable import bytes_in
 from strobe.perf.analysis.critical_path import CriticalPath, critical_path
 from strobe.perf.analysis.device.activity import (
@@ -50,7 +49,7 @@ from strobe.perf.analysis.structure.sections import SectionRow, find_sections, p
 from strobe.perf.analysis.structure.steps import LayerGroup, Steps, find_steps, layer_groups
 from strobe.perf.report.blocks.fields import section_of, spread
 from strobe.perf.report.blocks.kernels import IDLE_KINDS, Piece, class_table, draw_lanes, merged
-from strobe.perf.report.study import TraceStudy
+from strobe.perf.report.study import TraceStudy, tried
 from strobe.perf.table.fields import (
     Field,
     beside,
@@ -152,10 +151,7 @@ class TraceFindings:
         """The critical path, or why there is none; `None` without device events or details."""
         if self.read.details is None or not len(self.read.device_events):
             return None
-        try:
-            return critical_path(self.read, self.window)
-        except DataError as error:
-            return str(error)
+        return tried(critical_path, self.read, self.window)
 
     @property
     def known_path(self) -> tuple[CriticalPath, ...]:
@@ -346,13 +342,10 @@ def activity_section(study: TraceStudy) -> Section | None:
     if not seen:
         return None
     blocks: list[Block] = [_devices(study), _causes(study), *_overheads(seen)]
-    kinds, streams = ([row for one in seen for row in getattr(one.account, name)] for name in ("kinds", "streams"))
-    for caption, kind, rows, note in (
-        ("Busy time by kind of work.", KindRow, kinds, _KINDS_NOTE),
-        ("Streams.", StreamRow, streams, _STREAMS_NOTE),
-    ):
-        many = kind is StreamRow and len(rows) > 4
-        blocks.append(table_of(caption, on_devices(study, kind), rows, notes=(note,), collapsed=many))
+    kinds, streams = [row for one in seen for row in one.account.kinds], [row for one in seen for row in one.account.streams]
+    blocks.append(table_of("Busy time by kind of work.", on_devices(study, KindRow), kinds, notes=(_KINDS_NOTE,)))
+    of_streams, many = on_devices(study, StreamRow), len(streams) > 4
+    blocks.append(table_of("Streams.", of_streams, streams, notes=(_STREAMS_NOTE,), collapsed=many))
     blocks += _over_time(seen)
     without = tuple(f"{found.trace}: no device events." for found in traces_of(study) if not found.devices)
     if without:
@@ -556,8 +549,10 @@ def timeline_section(study: TraceStudy) -> Section | None:
     stretches = list(_stretches(study))
     if not stretches:
         return None
-    shown = stretches[:TIMELINE_MAX_LANES]
-    top = _top_group(view for _, view in shown)
+    shown, owned = stretches[:TIMELINE_MAX_LANES], Counter[str]()
+    for _, view in shown:
+        owned.update({row.kernel: row.exclusive_ns for row, _ in kernel_table(view) if row.kind == "kernel"})
+    top = max(owned, key=lambda group: (owned[group], group), default="")
     focal = Kind(f"top kernel: {top}", "focal")
     kinds = (focal, *_KINDS.values())
     lanes = [(label, n, merged(_pieces(view, focal, top))) for n, (label, view) in enumerate(shown)]
@@ -604,13 +599,6 @@ def _bounds(view: DeviceView, first: int, last: int) -> tuple[int, int]:
         edges += [slices.end[last - at].item()] if last in inside else []
         at = inside.stop
     return edges[0], edges[1]
-
-
-def _top_group(views: Iterable[DeviceView]) -> str:
-    owned: Counter[str] = Counter()
-    for view in views:
-        owned.update({row.kernel: row.exclusive_ns for row, _ in kernel_table(view) if row.kind == "kernel"})
-    return max(owned, key=lambda group: (owned[group], group)) if owned else ""
 
 
 def _pieces(view: DeviceView, focal: Kind, group: str) -> Iterator[Piece]:

@@ -31,7 +31,7 @@ from strobe.perf.analysis.structure.ranges import COMMUNICATION, CallNode, Kind,
 from strobe.perf.analysis.structure.sections import find_sections, parse_section
 from strobe.perf.analysis.structure.steps import NO_CALL, LayerGroup, LayerRow, Period, Steps, TraceStepRow
 from strobe.perf.report.blocks.breakdown import LEAD, breakdown_blocks
-from strobe.perf.report.blocks.fields import gathered, section_of, spread
+from strobe.perf.report.blocks.fields import section_of, spread
 from strobe.perf.report.blocks.kernels import (
     Listed,
     SectionCells,
@@ -79,7 +79,7 @@ from strobe.perf.table.model import (
     exact_ms,
     time_text,
 )
-from strobe.perf.table.rows import FIGURES, columns
+from strobe.perf.table.rows import FIGURES, columns, gathered
 from strobe.perf.trace import Trace, read_trace
 
 Found = Sequence[tuple[DeviceFindings, Steps]]
