@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from functools import partial
 from pathlib import Path
 from threading import Thread
@@ -12,12 +12,13 @@ from typing import Any
 
 import torch
 from triton.runtime import driver as drivers
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 import launches_without_a_gpu as whole
 from driver_on_cpu import Driver, compiled, launcher, variant
 from strobe.attention.sparse import launches as lists
 from strobe.attention.sparse import tiled
-from strobe.attention.sparse.launch import Launcher, Site
+from strobe.attention.sparse.launch import Launcher, Site, dense
 from strobe.attention.sparse.launches import launches
 from strobe.attention.sparse.stages.impl import prepared
 from strobe.core.spans import recording
@@ -48,6 +49,38 @@ def by_triton(launching: Launcher, stream: int) -> None:
     one, _, three = ADDRESSES
     given = one + 512, three, None, 0x7F00DEADBE00, *SITE.numbers, *SITE.floats, *SITE.constants
     found.run(*SITE.grid, stream, found.function, found.packed_metadata, None, None, None, *given)
+
+
+def with_variant(site: Site, found: Any) -> Launcher:
+    launching = Launcher(None)
+    launching._variants[site.numbers, site.constants, site.num_warps, 0, torch.bfloat16] = None, found  # type: ignore[assignment]
+    return launching
+
+
+def of_more_arguments_than_fit(driver: Driver) -> None:
+    site, signature = (
+        Site((1, 1, 1), (7,) * 62, (), 4),
+        {f"argument_{place}": "*bf16" if place == 0 else "i32" for place in range(63)},
+    )
+    launching = with_variant(site, variant(launcher(signature), signature, driver.function()))
+    left = launches(0, (launching, site, ((torch.bfloat16, 1, 0),), (), ()))
+    assert left is not None and left.__name__ == "one_by_one"
+
+
+def on_a_card_without_the_copy_engine(driver: Driver) -> None:
+    """A descriptor is taken apart there, and its base is an address, not a tensor."""
+    site, tensor = Site((3, 2, 1), (7,), ("tf32",), 4), torch.zeros(2, 128, 2, 64, dtype=torch.bfloat16)
+    signature = {"desc": "tensordesc<bf16[1, 64, 1, 64]>", "pointer": "*bf16", "number": "i32", "constant": "constexpr"}
+    function = driver.function(8, *(8,) * 8, 1, 1, *(4,) * 4, *(8,) * 4, 8, 4, 8, 8)
+    made = variant(launcher(signature, tensordesc_meta=None), signature, function)
+    made.metadata.tensordesc_meta = None
+    described = TensorDescriptor(tensor, list(tensor.shape), list(tensor.stride()), [1, 64, 1, 64])
+    made.run(*site.grid, 5, function, made.packed_metadata, None, None, None, described, tensor.data_ptr(), 7, "tf32")
+    expected, spot = driver.taken(), (torch.bfloat16, 1, 0)
+    left = launches(0, (with_variant(site, made), site, (spot,), ((spot, dense(*tensor.shape), (1, 64, 1, 64)),), ()))
+    assert left is not None and left.__name__ == "one_by_one"
+    left(5, tensor.data_ptr())
+    assert driver.taken() == expected and len(expected) > 150
 
 
 def raised(call: Callable[[], object]) -> str:
@@ -88,12 +121,12 @@ def of_a_whole_call(driver: Driver) -> None:
 
     whole.pretend(sized)
     tiled.fuses, prepared.launches = (lambda *_: True), both  # type: ignore[assignment]
-    for recorder in (None, None, lambda *_: nullcontext()):  # stages that somebody times are launched one by one
+    for recorder in (None, None, lambda *_: nullcontext(), lambda *_: ExitStack()):  # stages that somebody marks stand alone
         with recording(recorder):
             whole.whole_operator(2, 64, "raster", 1, gated=False, own=False)
             whole.whole_operator(2, 128, "raster", 1, gated=True, own=True)
             whole.whole_operator(1, 64, "raster", 1, gated=False, own=True)
-    assert made == [5, 6, 5, 1, 2, 1, 1, 1, 3, 1, 1, 1, 2, 1, 1], made
+    assert made == [5, 6, 5, 5, 6, 5, 1, 2, 1, 1, 1, 3, 1, 1, 1, 2, 1, 1], made
 
 
 def main(folder: Path) -> None:
@@ -123,10 +156,11 @@ def main(folder: Path) -> None:
     for which in (
         {"launch_pdl": True}, {"launch_cooperative_grid": True}, {"global_scratch_size": 8}, {"profile_scratch_size": 8},
         {"packed": (4, 2, 77)}, {"kinds": tuple("u32" if kind == "i32" else kind for kind in KINDS)},
-        {"kinds": KINDS, "numbers": (7,) * 60},
     ):  # fmt: skip
         left = launches(0, (first, *step), (kept(driver, 0, **which), *step))
         assert left.__name__ == "one_by_one", which
+    of_more_arguments_than_fit(driver)
+    on_a_card_without_the_copy_engine(driver)
     unlike = (torch.bfloat16, 1, 512), *POINTERS[1:]
     assert launches(0, (first, SITE, unlike, (), ())) is None, "nothing like it was launched"
 

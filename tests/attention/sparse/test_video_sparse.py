@@ -590,6 +590,20 @@ def test_a_compiled_call_takes_another_number(option: str, values: tuple[float, 
     torch._dynamo.reset()
 
 
+@torch.no_grad()
+def test_an_exported_call_takes_any_batch() -> None:
+    """Also one of so many rows that another impl is the fastest."""
+
+    class Layer(torch.nn.Module):
+        def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            return attended(q, k, v, topk=2).out
+
+    sizes = {0: torch.export.Dim("batch", min=2, max=4096)}
+    exported = torch.export.export(Layer(), draw(3, 90, 2, 16), dynamic_shapes=(sizes,) * 3, strict=True)
+    tensors = draw(5, 90, 2, 16)
+    torch.testing.assert_close(exported.module()(*tensors), Layer()(*tensors))
+
+
 @pytest.mark.few(2)
 @pytest.mark.parametrize("grad", [False, True])
 @pytest.mark.parametrize("options", [{}, {"tile": "auto"}, {"forced": Forced(own=True)}, {"coarse": True, "probe": 3}, SHARE])
