@@ -7,7 +7,7 @@
 enum { MOST = 64, MOST_MAPS = 4 };  // addresses of a call and arguments of a kernel; its tensor maps
 
 typedef struct { uint64_t function, grid[3], threads, shared_bytes, number, maps; } Kernel;  // behind it arguments, then maps
-typedef struct { uint64_t address, added, map; } Argument;  // address of the call, 0 for none; what is added; map that begins there
+typedef struct { uint64_t address, added, map; } Argument;  // address of the call or 0; what is added; its map, from 1
 
 static CUresult launch_all(const char *at, const char *end, CUdevice device, CUstream stream, const uint64_t *addresses) {
   CUcontext context = NULL;

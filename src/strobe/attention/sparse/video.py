@@ -234,10 +234,8 @@ def _video(
     A compiler calls it for calls without gradients whose stages run fused on the device. What is no tensor comes as one text:
     each argument of an operator costs the host time in every call, most of all lists.
     """
-    rope, given = (
-        None if cos is None or sin is None else (cos, sin),
-        [each for each in (q, k, v, gate, cos, sin) if each is not None],
-    )
+    rope = None if cos is None or sin is None else (cos, sin)
+    given = [each for each in (q, k, v, gate, cos, sin) if each is not None]
     key: tuple[Any, ...] | None = None
     if as_it_is(q) and not graded(*given):
         key = text, gate is None, cos is None, sin is None, torch.are_deterministic_algorithms_enabled()
