@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import random
 import threading
 import time
@@ -29,7 +30,7 @@ from strobe.engine.presets import preset
 from strobe.engine.resolve import resolve
 from strobe.serve import protocol
 from strobe.serve.client import LoadViewer, watch
-from strobe.serve.hub import Channel, Hub, WaitingFrame
+from strobe.serve.hub import Channel, Hub, WaitingFrame, waited
 from strobe.serve.keeper import Keeper
 from strobe.serve.metrics import Metrics
 from strobe.serve.protocol import MARKS, Picture, Received
@@ -446,6 +447,20 @@ async def test_the_device_is_told_before_a_stream_is_moved_and_the_viewer_after(
     channel.send = lambda message: heard.append(message.state)
     await hub.suspend(channel)
     assert heard == said
+
+
+async def test_an_error_of_the_device_that_nobody_waits_for_any_more_is_not_logged(caplog: pytest.LogCaptureFixture) -> None:
+    work = asyncio.get_running_loop().create_future()
+    viewer = asyncio.ensure_future(waited(work))
+    await asyncio.sleep(0)
+    viewer.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await viewer
+    work.set_exception(ConfigError("no such branch"))
+    await asyncio.sleep(0)
+    del work
+    gc.collect()
+    assert not caplog.records
 
 
 async def test_of_a_stream_that_is_closed_nothing_is_left(

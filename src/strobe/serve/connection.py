@@ -18,7 +18,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 from strobe.core.errors import ConfigError, DataError, SessionError, StrobeError
 from strobe.engine.prompts import offered_modes
 from strobe.serve import protocol
-from strobe.serve.hub import Channel, Hub, describe
+from strobe.serve.hub import Channel, Hub, describe, waited
 from strobe.serve.keeper import record_of
 from strobe.serve.metrics import log_event
 from strobe.serve.protocol import FromServer, FromViewer, PresetOffer, Refused, Welcome
@@ -268,7 +268,7 @@ class Connection:
             case protocol.Prompt():
                 await self._wake(channel)
                 asked = worker.prompt(name, message.text, message.mode, message.over, at_s)
-                epoch, frame_block = await asyncio.shield(asyncio.wrap_future(asked))
+                epoch, frame_block = await waited(asyncio.wrap_future(asked))
                 await hub.keep(channel)
                 channel.epochs[epoch] = at_s
                 self._post(

@@ -254,7 +254,7 @@ class Hub:
         Raises:
             StrobeError: what it raised.
         """
-        return await asyncio.shield(asyncio.wrap_future(self.worker.submit(work)))
+        return await waited(asyncio.wrap_future(self.worker.submit(work)))
 
     async def new_stream(self, name: str, make: Callable[[], LiveStream]) -> LiveStream:
         """Make a stream on the device's thread; close it again if whoever awaits it is cancelled.
@@ -488,7 +488,7 @@ class Hub:
         rewinding = asyncio.create_task(self._rewind(channel, work, why))
         self._rewinding.add(rewinding)
         rewinding.add_done_callback(self._rewinding.discard)
-        await asyncio.shield(rewinding)
+        await waited(rewinding)
 
     async def _rewind(self, channel: Channel, work: Callable[[], LiveStream], why: str) -> None:
         stream = await self.on_device(work)
@@ -554,6 +554,15 @@ class Hub:
         if self.keeper is not None:
             await asyncio.to_thread(self.keeper.close)
         self.recordings.close()
+
+
+async def waited(work: asyncio.Future[T]) -> T:
+    """Await work that is done even if whoever awaits it is cancelled; its error is nobody's then.
+
+    `asyncio.shield` alone leaves such an error to be logged, with a traceback that holds the stream.
+    """
+    work.add_done_callback(lambda each: each.cancelled() or each.exception())
+    return await asyncio.shield(work)
 
 
 def _parts(timed: PromptTimes | None) -> dict[str, float]:
