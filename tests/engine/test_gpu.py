@@ -44,7 +44,7 @@ def larger(tiny: Model, name: str) -> Model:
     return replace(tiny, dit=dit, defaults=replace(tiny.defaults, frame_size=(128, 128)))
 
 
-@pytest.mark.parametrize("name", [name for name in PRESETS if name != "balanced_int8"])  # see test_attention_format.py
+@pytest.mark.parametrize("name", [name for name in PRESETS if not name.endswith("_int8")])  # for those see test_resolve.py
 def test_gpu_equals_cpu(make: Callable[..., Session], tiny: Model, name: str) -> None:
     config, model = replace(preset(name), dtype="float32", simulate=True), larger(tiny, name)
     (cpu, cpu_frames), (gpu, gpu_frames) = (play(make(preset=config, device=each, model=model)) for each in ("cpu", "cuda"))

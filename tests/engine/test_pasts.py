@@ -244,11 +244,11 @@ def test_eight_bits_are_near(build: Make) -> None:
 
 
 def test_frames_are_never_late_and_memory_is_counted(tiny: Model) -> None:
-    model = with_past(tiny, "recomputed")
-    config, kept = resolved(tiny, "recomputed", preset("speed")), replace(model.defaults, past="kept", past_weight=1.0)
+    model, late = with_past(tiny, "recomputed"), EngineConfig(knobs=Knobs(late_frames=True))
+    config, kept = resolved(tiny, "recomputed", late), replace(model.defaults, past="kept", past_weight=1.0)
     idle = idle_knobs(config.asked, model.defaults, torch.device("cpu"))
     assert not config.knobs.late_frames and "derived from the frames" in idle["late_frames"]
-    plain = resolve(preset("speed"), kept, torch.device("cpu"))
+    plain = resolve(late, kept, torch.device("cpu"))
     parts = predict(model, config)
     assert parts.keys() - predict(model, plain).keys() == {"frames to encode again"}
     assert parts["frames to encode again"] == 3 * 3 * 32 * 32 * 4

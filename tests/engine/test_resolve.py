@@ -80,8 +80,8 @@ def knobs_on(config: EngineConfig) -> set[str]:
     return {each.name for each in fields(Knobs) if getattr(config.knobs, each.name)}
 
 
-def test_each_lossless_preset_keeps_what_the_one_before_turns_on() -> None:
-    sets = [knobs_on(preset(name)) for name in ("baseline", "quality", "balanced", "speed")]
+def test_each_preset_keeps_the_knobs_that_the_one_before_turns_on() -> None:
+    sets = [knobs_on(preset(name)) for name in ("baseline", "quality", "balanced", "turbo")]
     assert sets[0] == set() and sets[-1] == {each.name for each in fields(Knobs)}
     assert all(first < second for first, second in pairwise(sets))
 
@@ -166,13 +166,14 @@ def test_diff_has_a_row_for_every_setting() -> None:
     rows = diff([make() for make in PRESETS.values()])
     assert set(rows) == {each.name for kind in (EngineConfig, Knobs) for each in fields(kind)} - {"name", "knobs"}
     steps = dict(zip(PRESETS, rows["timesteps"], strict=True))
-    assert {steps[name] for name in ("baseline", "quality", "balanced", "low_memory", "sparse", "speed")} == {"model"}
-    assert steps["turbo"] == steps["turbo_fp8"] == "1000, 500, 250" and steps["ultra"] == "1000, 250"
+    assert {steps[name] for name in ("baseline", "quality", "balanced", "balanced_int8", "low_memory", "sparse")} == {"model"}
+    assert steps["turbo"] == steps["turbo_fp8"] == steps["turbo_int8"] == "1000, 500, 250" and steps["ultra"] == "1000, 250"
     by_preset = {name: dict(zip(PRESETS, values, strict=True)) for name, values in rows.items()}
     assert {name for name, value in by_preset["sparsity"].items() if value != "0.0"} == {"sparse"}
     assert {name for name, value in by_preset["ring_cache"].items() if value == "off"} == {"baseline"}
     assert len(set(rows["positions"])) == 1
-    assert {name for name, value in by_preset["late_frames"].items() if value == "on"} == {"speed", "turbo", "turbo_fp8", "ultra"}
+    late = {name for name, value in by_preset["late_frames"].items() if value == "on"}
+    assert late == {"turbo", "turbo_fp8", "turbo_int8", "ultra"}
 
 
 @pytest.mark.parametrize(
@@ -399,8 +400,8 @@ def test_a_stream_is_near_the_native_one(
     """While the window fills and after, over hard switches, with the sink turned."""
     model, dtype = wide(tiny), "float32" if device == "cpu" else "bfloat16"
     played = [
-        play(make(preset=replace(preset(name), dtype=dtype, **options), model=model, device=device))
-        for name in ("balanced", "balanced_int8", "balanced_int8")
+        play(make(preset=replace(preset(name), dtype=dtype, **given), model=model, device=device))
+        for name, given in (("balanced", options), *[("balanced_int8", {"linear_format": "native", **options})] * 2)
     ]
     assert torch.equal(played[1], played[2])
     assert 1e-4 < off(played[1], played[0]) < ERROR
@@ -427,7 +428,7 @@ def test_graphs_are_the_passes(
 
 
 def test_what_it_does_not_go_with_is_said_in_one_line(tiny: Model) -> None:
-    config = preset("balanced_int8")
+    config = replace(preset("balanced_int8"), linear_format="native")
     for past, told in (("recomputed", "is recomputed"), ("rolling", "is rolling"), ("shots", "comes in shots")):
         defaults: Any = replace(tiny.defaults, past=past, sink=1 if past == "recomputed" else 3, window=21, positions="absolute")
         with pytest.raises(

@@ -11,7 +11,7 @@ from typing import Annotated, Final
 from cyclopts import Parameter
 
 PRESETS: Final = (
-    "baseline", "quality", "balanced", "balanced_int8", "low_memory", "sparse", "speed", "turbo", "turbo_fp8", "ultra",
+    "baseline", "quality", "balanced", "balanced_int8", "low_memory", "sparse", "turbo", "turbo_fp8", "turbo_int8", "ultra",
 )  # fmt: skip
 MODELS: Final = ("shapes", "wan-1.3b", "wan-14b", "wan-5b")
 RECIPES: Final = (

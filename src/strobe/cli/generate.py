@@ -38,7 +38,7 @@ class Engine(ModelFlags):
     """Flags of the engine: preset, model, seed and start image.
 
     Args:
-        preset: baseline, quality, balanced, speed, turbo, ultra and others, see `strobe presets`.
+        preset: baseline, quality, balanced, turbo, ultra and others, see `strobe presets`.
         image: picture that the clip begins with; scaled to fill the frame, what sticks out is cut off.
         start: video or folder of pictures that the clip begins with, fitted in the same way; its frame rate is not changed.
         follow: the same, made anew under the prompt, see --strength; then the clip goes on by itself.

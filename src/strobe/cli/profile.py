@@ -274,7 +274,7 @@ def kernels(
 
     Args:
         iterations: calls of each operation by itself, and denoise steps with and without timers inside; a p99 needs 459.
-        preset: baseline, quality, balanced, speed, turbo, ultra and others, see `strobe presets`.
+        preset: baseline, quality, balanced, turbo, ultra and others, see `strobe presets`.
         model: shapes, or a folder of weights trained like it.
         device: auto, cpu, cuda or cuda:N.
         cold: overwrite a GPU's cache before each call of an operation by itself.

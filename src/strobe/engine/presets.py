@@ -26,8 +26,8 @@ def balanced() -> EngineConfig:
 
 
 def balanced_int8() -> EngineConfig:
-    """`balanced`, with self-attention in eight bits: int8 queries and keys, FP8 weights and values."""
-    return EngineConfig(name="balanced_int8", attention_format="int8")
+    """`balanced`, with self-attention and linear layers in eight bits: int8 queries and keys, all else FP8."""
+    return EngineConfig(name="balanced_int8", attention_format="int8", linear_format="fp8")
 
 
 def sparse() -> EngineConfig:
@@ -41,11 +41,6 @@ def low_memory() -> EngineConfig:
     return EngineConfig(name="low_memory", linear_format="int8", kv_format="int8", knobs=knobs)
 
 
-def speed() -> EngineConfig:
-    """The full schedule and window, as fast as they go without loss; frames come one frame block late."""
-    return EngineConfig(name="speed", knobs=Knobs(late_frames=True))
-
-
 def turbo() -> EngineConfig:
     """Three steps and a window of eight latent frames; frames come one frame block late."""
     return EngineConfig(name="turbo", timesteps=(1000, 500, 250), window=8, sink=3, knobs=Knobs(late_frames=True))
@@ -56,6 +51,11 @@ def turbo_fp8() -> EngineConfig:
     return replace(turbo(), name="turbo_fp8", linear_format="fp8")
 
 
+def turbo_int8() -> EngineConfig:
+    """`turbo_fp8`, with self-attention in eight bits too."""
+    return replace(turbo_fp8(), name="turbo_int8", attention_format="int8")
+
+
 def ultra() -> EngineConfig:
     """Two steps, a window of six latent frames (a sink of one leaves room for history), FP8; frames come one frame block late."""
     knobs = Knobs(late_frames=True)
@@ -64,7 +64,7 @@ def ultra() -> EngineConfig:
 
 PRESETS: dict[str, Callable[[], EngineConfig]] = {
     each.__name__: each
-    for each in (baseline, quality, balanced, balanced_int8, low_memory, sparse, speed, turbo, turbo_fp8, ultra)
+    for each in (baseline, quality, balanced, balanced_int8, low_memory, sparse, turbo, turbo_fp8, turbo_int8, ultra)
 }
 
 
