@@ -23,14 +23,15 @@ def run_page(folder: Path) -> Report:
 
 
 _RUNS = (
-    "presets-h200", "engine-h200/320x576", "engine-h200/compare", "engine-h200/long", "engine-h200/long-default",
-    "engine-h200/low-memory-wan", "engine-h200/vae", "engine-h200/vae-int8", "engine-h200/soak", "families-h100/krea",
-    "families-h100/longlive", "families-h100/rolling-forcing", "families-h100/self-forcing", "families-h100/text",
+    "presets-h200", "engine-h200/320x576", "engine-h200/compare", "engine-h200/int8", "engine-h200/long",
+    "engine-h200/long-default", "engine-h200/low-memory-wan", "engine-h200/vae", "engine-h200/vae-int8", "engine-h200/soak",
+    "families-h100/krea", "families-h100/longlive", "families-h100/rolling-forcing", "families-h100/self-forcing",
+    "families-h100/text",
 )  # fmt: skip
-_VARIED = ("batch", "turbo-fp8-sparse", "eight", "eight-fp8", "eight-low", "sparse-int8")
+_VARIED = ("batch", "turbo-fp8-sparse", "eight", "eight-low", "sparse-int8")
 _SERVED = (
-    "families-h100/live-text", "serve-h200/balanced", "serve-h200/int8", "serve-h200/one", "serve-h200/turbo",
-    "serve-h200/ultra",
+    "families-h100/live-text", "serve-h200/balanced", "serve-h200/balanced-int8", "serve-h200/one", "serve-h200/turbo",
+    "serve-h200/turbo-int8", "serve-h200/ultra",
 )  # fmt: skip
 _ATTENTION = (
     "cpu/bfloat16-d128", "cpu/bfloat16-d64", "cpu/float32-d128", "cpu/float32-d64", "h200/32k", "h200/32k-second-stream",
