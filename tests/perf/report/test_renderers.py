@@ -196,12 +196,15 @@ def test_three_cautions_stand_below_the_answer_and_the_others_are_folded() -> No
     assert said[4] in render_html(alone) and said[4] in render_markdown(alone), "a page without a section has them too"
 
 
-def test_neighbours_without_a_value_say_their_common_reason_once() -> None:
+def test_cells_without_a_value_say_their_common_reason_once_below_the_table() -> None:
     missing = m.Missing("no counters", "-")
     row = m.Row((missing, missing, m.Number(1, 0), missing, m.Missing("no clock")))
     columns = tuple(m.Column(name, numeric=True) for name in "abcde")
-    page = render_markdown(report_of(m.Table("t", columns, (row,))))
-    assert "| - (no counters) | - | 1 | - (no counters) | not measured (no clock) |" in page
+    report = report_of(m.Table("t", columns, (row,), notes=("More.",)))
+    page = render_markdown(report)
+    assert "| - | - | 1 | - | not measured (no clock) |" in page
+    assert '* "-" under "a", "b", "d": no counters\n* More.\n' in page
+    assert render_html(report).count("no counters") == 1
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from importlib.resources import files
@@ -44,7 +45,6 @@ from strobe.perf.table.model import (
     Plane,
     Ratio,
     Report,
-    Row,
     Section,
     Table,
     Text,
@@ -134,6 +134,7 @@ class _Page:
                 assert_never(figure.picture)
 
     def table(self, table: Table) -> str:
+        table = reasons_below(table)
         head = "".join(_head(column, table.sortable) for column in table.columns)
         rows = "".join(
             f"<tr{' class=strong' if row.strong else ''}>"
@@ -315,23 +316,35 @@ def _target(path: str) -> str:
     )
 
 
+def reasons_below(table: Table) -> Table:
+    """Say a reason for which several cells have no value once, in a note below the table."""
+    lacking = [(cell, column.title) for row in table.rows for cell, column in zip(row.cells, table.columns, strict=True)]
+    often = Counter(cell for cell, _ in lacking if isinstance(cell, Missing) and cell.reason)
+    notes: dict[Missing, str] = {}
+    for cell, times in often.most_common():
+        if times > 1 and all(other.label != cell.label for other in notes):
+            where = ", ".join(dict.fromkeys(f'"{title}"' for each, title in lacking if each == cell))
+            notes[cell] = f'"{cell.label}" under {where}: {cell.reason}'
+    short = {cell: msgspec.structs.replace(cell, reason="") for cell in notes}
+    rows = tuple(
+        msgspec.structs.replace(
+            row, cells=tuple(short.get(cell, cell) if isinstance(cell, Missing) else cell for cell in row.cells)
+        )
+        for row in table.rows
+    )
+    return msgspec.structs.replace(table, rows=rows, notes=(*notes.values(), *table.notes)) if notes else table
+
+
 def _table(table: Table) -> list[str]:
+    table = reasons_below(table)
     heads = [f"{escape(column.title)} ({column.unit})" if column.unit else escape(column.title) for column in table.columns]
     lines = [f"**{escape(table.caption)}**", "", "| " + " | ".join(heads) + " |"]
     lines.append("|" + "|".join(" ---: " if column.numeric else " --- " for column in table.columns) + "|")
-    lines += [_markdown_row(row, table.columns) for row in table.rows]
+    for row in table.rows:
+        cells = [_markdown_cell(cell, column) for cell, column in zip(row.cells, table.columns, strict=True)]
+        lines.append("| " + " | ".join(f"**{cell}**" if row.strong and cell else cell for cell in cells) + " |")
     lines += ["", *(f"* {escape(note)}" for note in table.notes)]
     return [*lines, ""] if table.notes else lines
-
-
-def _markdown_row(row: Row, columns: tuple[Column, ...]) -> str:
-    """Format a row; of neighbours that are missing for the same reason the first one says it."""
-    cells, reason = [], ""
-    for cell, column in zip(row.cells, columns, strict=True):
-        why = cell.reason if isinstance(cell, Missing) else ""
-        cells.append(escape(cell_text(cell, column)) if why and why == reason else _markdown_cell(cell, column))
-        reason = why
-    return "| " + " | ".join(f"**{cell}**" if row.strong and cell else cell for cell in cells) + " |"
 
 
 def _markdown_cell(cell: Cell, column: Column) -> str:

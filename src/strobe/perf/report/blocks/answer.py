@@ -327,7 +327,8 @@ def answer_table(finding: Finding, found: Answer) -> Table:
     reference, candidate = finding.reference, finding.candidate
     elsewhere = "first, filling and switch frame blocks, start and end"
     hint = "of the saving, the part that the SM clock made; the rest is fewer or more cycles"
-    goes = f"the clock is taken to act on {', '.join(sorted(part.value for part in BY_THE_CLOCK))} alone"
+    timed = BY_THE_CLOCK.intersection(part for line in found.lines for part in line.parts)
+    goes = f"the clock is taken to act on {', '.join(sorted(part.value for part in timed))} alone"
     clock: tuple[Field[PartLine]] = (
         Field("by the clock", lambda line: line.clock_ns, _time, "ms", hint=hint, total=sum, missing=goes),
     )
