@@ -86,22 +86,19 @@ def test_each_preset_keeps_the_knobs_that_the_one_before_turns_on() -> None:
     assert all(first < second for first, second in pairwise(sets))
 
 
-def simulated(name: str) -> EngineConfig:
-    return replace(preset(name), simulate=True)
-
-
-@pytest.mark.parametrize("name", ["turbo_fp8", "ultra"])
-def test_fp8_without_hardware_for_it_is_refused(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+@pytest.mark.parametrize(("name", "near"), [("turbo_fp8", "turbo"), ("ultra", "turbo"), ("balanced_int8", "balanced")])
+def test_fp8_without_hardware_for_it_is_refused(monkeypatch: pytest.MonkeyPatch, name: str, near: str) -> None:
     with pytest.raises(
         ImplUnavailableError,
-        match=f"^preset '{name}' cannot run: it runs linear layers in FP8, and cpu has .* preset 'turbo' .* --simulate",
+        match=f"^preset '{name}' cannot run: it runs linear layers in FP8, and cpu has .* preset '{near}' .* --simulate",
     ):
         resolve(preset(name), DEFAULTS, torch.device("cpu"))
     nvidia = [(Card(vendor="nvidia", capability=capability), capability >= (8, 9)) for capability in ((8, 0), (8, 9), (9, 0))]
     for card, there in (*nvidia, (Card(vendor="amd", architecture="gfx942"), False)):
         monkeypatch.setattr(resolve_module, "card_of", lambda _, card=card: card)
-        assert bool(lacking(preset(name), torch.device("cuda", 0))) == (not there)
-        assert not lacking(simulated(name), torch.device("cuda", 0))
+        config = replace(preset(name), attention_format="native")
+        assert bool(lacking(config, torch.device("cuda", 0))) == (not there)
+        assert not lacking(replace(config, simulate=True), torch.device("cuda", 0))
 
 
 def test_graphs_need_a_pass_that_stays_on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:

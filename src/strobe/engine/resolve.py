@@ -240,11 +240,12 @@ def check_device(config: EngineConfig, device: torch.device) -> None:
     Raises:
         ImplUnavailableError: FP8 matrix units are not on it and `simulate` is off, or no kernel attends in eight bits there.
     """
+    near = "turbo" if config.timesteps else "balanced"
     if reason := _without_fp8(config, device):
-        other = "preset 'turbo' or linear_format 'native'", "this one with --simulate (what FP8 would give, no faster)"
+        other = f"preset '{near}' or linear_format 'native'", "this one with --simulate (what FP8 would give, no faster)"
         raise ImplUnavailableError(config.name, f"it {reason}", other, what="preset")
     if reason := _without_eight(config, device):
-        raise ImplUnavailableError(config.name, f"it {reason}", ("attention_format 'native'",), what="preset")
+        raise ImplUnavailableError(config.name, f"it {reason}", (f"preset '{near}' or attention_format 'native'",), what="preset")
 
 
 def lacking(config: EngineConfig, device: torch.device) -> str:
