@@ -353,7 +353,7 @@ def test_a_session_that_does_not_fit_a_cpu_is_refused(tiny: Model, monkeypatch: 
 
 SWITCHES = (Switch(frame_block=2, prompt="green square"), Switch(frame_block=5, prompt="blue square"))
 ERROR = 0.03
-"""Root mean square of the difference of latents / of the latents: 0.003 to 0.007 on a CPU."""
+"""Root mean square of the difference of latents / of the latents: 0.003 to 0.007 on a CPU, with FP8 layers 0.011 to 0.014."""
 
 
 @pytest.fixture
@@ -394,14 +394,13 @@ def off(found: Tensor, expected: Tensor) -> float:
 def test_a_stream_is_near_the_native_one(
     make: Callable[..., Session], tiny: Model, gated: None, options: dict[str, Any], device: str
 ) -> None:
-    """While the window fills and after, over hard switches, with the sink turned."""
-    model, dtype = wide(tiny), "float32" if device == "cpu" else "bfloat16"
-    played = [
-        play(make(preset=replace(preset(name), dtype=dtype, **given), model=model, device=device))
-        for name, given in (("balanced", options), *[("balanced_int8", {"linear_format": "native", **options})] * 2)
-    ]
+    """While the window fills and after, over hard switches, with the sink turned; attention alone, and linear layers too."""
+    options |= {"dtype": "float32" if device == "cpu" else "bfloat16", "simulate": device == "cpu"}
+    eight, attention = preset("balanced_int8"), {"linear_format": "native"}
+    configs = (preset("balanced"), *[replace(eight, **attention)] * 2, eight)
+    played = [play(make(preset=replace(each, **options), model=wide(tiny), device=device)) for each in configs]
     assert torch.equal(played[1], played[2])
-    assert 1e-4 < off(played[1], played[0]) < ERROR
+    assert 1e-4 < off(played[1], played[0]) < off(played[3], played[0]) < ERROR
 
 
 @pytest.mark.gpu
