@@ -217,6 +217,24 @@ def test_a_level_whose_interval_holds_1_is_not_called_faster(strobe: Strobe, tmp
     assert said.startswith(unproven) and "faster" not in said
 
 
+def test_without_an_interval_nothing_is_called_faster(strobe: Strobe, tmp_path: Path) -> None:
+    """A trace of one step, and attention kernels of two names, against themselves; and a step with a kernel of half the time."""
+
+    def halve(events: list[Event]) -> list[Event]:
+        return [each | {"dur": each["dur"] / 2} if each["name"] == "flash_fwd" else each for each in events]
+
+    many = write_model_trace(tmp_path / "a.json")
+    one = changed(many, "one", lambda events: events[:8])  # the first step
+    for other, said in ((one, "1.00x: no difference"), (changed(one, "b", halve), "2.00x: not proven, there is no interval")):
+        assert against(strobe, one, other).out.startswith(f"The kernel is {said}; the traced step is ")
+    two = changed(
+        many, "two", lambda events: [one | {"name": "sage_attn"} if i % 16 == 4 else one for i, one in enumerate(events)]
+    )
+    (log := tmp_path / "a.log").write_text("[DenoisingStage] finished in 1.5 seconds\n" * 8)
+    said = strobe("speedup", log, two, log, two).out
+    assert said.startswith("The attention kernels are 1.00x: no difference; the stage is 1.00x: no difference.")
+
+
 def test_unknown_facts_and_missing_levels_are_one_line_each(strobe: Strobe, tmp_path: Path) -> None:
     plain = write_model_trace(tmp_path / "a.json")
     result = against(strobe, plain, plain, "-o", tmp_path / "page")
@@ -405,7 +423,7 @@ def test_without_an_account_one_line_says_so(strobe: Strobe, guide: dict[str, Pa
     logs = ("speedup", "--baseline-log", guide["fa_log"], "--candidate-log", guide["vsa_log"], "--unit", "s")
     said = "No account of the time: no trace of the baseline and the candidate."
     (line,) = (line for line in strobe(*logs).out.splitlines() if "No account of the time" in line)
-    assert line == f"The attention call is 1.36x faster, the stage 1.25x. {said}"
+    assert line == f"The attention call is 1.36x: not proven, there is no interval; the stage is 1.25x faster. {said}"
     document = strobe(*logs, "--json").document
     answer, levels = document["answer"], document["levels"]
     assert (answer["missing"], answer["parts"], answer["unit"]) == ("no trace of the baseline and the candidate", [], "")

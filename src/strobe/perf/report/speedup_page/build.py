@@ -19,6 +19,7 @@ from strobe.perf.analysis.ledger.speedup import DRIFT, Answer, LevelFigure, Part
 from strobe.perf.analysis.ledger.traces import FOCAL_NAME
 from strobe.perf.analysis.parts import Part
 from strobe.perf.analysis.structure.steps import Steps
+from strobe.perf.measure.stats import FLOOR
 from strobe.perf.report.blocks.answer import ANSWER, SHORT_NS, answer_figure, limit, line_name, part_fields, rest_words
 from strobe.perf.report.blocks.fields import damage_banners, page
 from strobe.perf.report.blocks.logs import attention_section, input_file, inputs_section, stages_section, unit_notes
@@ -324,7 +325,7 @@ def story(study: SpeedupStudy) -> str:
     attention = next((line for line in (found.lines if found else ()) if line.parts == (Part.OTHER_ATTENTION,)), None)
     if inner.level != "kernel" and attention is not None and attention.baseline_ns and attention.candidate_ns:
         name, ratio = "attention kernels", float(attention.baseline_ns / attention.candidate_ns)
-        doubts = "", doubts[1]
+        doubts = "no difference" if abs(ratio - 1) <= FLOOR else "", doubts[1]
     are, whole = "are" if name.endswith("s") else "is", outer.ratio or 0.0
     if any(doubts):
         said = f"The {name} {are} {_times(ratio, doubts[0])}; the {_NAMES[outer.level]} is {_times(whole, doubts[1])}."
@@ -353,8 +354,8 @@ def story(study: SpeedupStudy) -> str:
 
 
 def _doubt(figure: LevelFigure) -> str:
-    """Return why the interval of a level proves no speedup; empty where it does, or where there is no interval."""
-    return "" if figure.low is None else doubt_words(Ratio(1.0, figure.low, figure.high), figure.verdict or "")
+    """Return why a level is neither faster nor slower; empty where its interval proves that it is."""
+    return doubt_words(Ratio(1.0, figure.low, figure.high), figure.verdict or "")
 
 
 def _times(ratio: float, doubt: str = "") -> str:
@@ -448,7 +449,7 @@ def headline_levels(study: SpeedupStudy) -> tuple[LevelFigure, ...]:
 
 def _figure_words(figure: LevelFigure) -> str:
     interval = " (no interval)" if figure.low is None else f" [{figure.low:.2f}, {figure.high:.2f}]"
-    said = _doubt(figure) or (figure.verdict if figure.verdict in ("no difference", "inconclusive") else "")
+    said = figure.verdict if figure.low is None else _doubt(figure)
     doubt = f", {said}" if said else ""
     unlike = f" ({figure.unlike})" if figure.unlike else ""
     name = "focal kernel" if figure.level == "kernel" else _NAMES[figure.level]
