@@ -419,6 +419,18 @@ def test_a_trace_without_a_log_and_a_log_whose_step_is_no_traced_one_say_so(
     ) in layers
 
 
+def test_a_log_that_is_cut_short_and_values_that_are_no_times_are_told_with_the_answer(strobe: Strobe, tmp_path: Path) -> None:
+    line = "[DenoisingStage] finished in {} seconds\n"
+    packed = gzip.compress("".join(map(line.format, range(1, 2_000))).encode())
+    (cut := tmp_path / "a.log.gz").write_bytes(packed[:-200])
+    (odd := tmp_path / "b.log").write_text("".join(map(line.format, (1.5, -1, 1.5, "nan"))))
+    said = strobe("speedup", cut, odd).out
+    assert "  log of the baseline: the compressed file is cut short; what could be read counts\n" in said
+    assert "of the candidate: DenoisingStage, in no figure: 1 nan, 1 negative (line 2: -1 seconds, line 4: nan seconds)\n" in said
+    odd.write_text(line.format("7,200"))
+    assert "a time for every rank; left out: DenoisingStage: 1 ambiguous (line 1: 7,200)" in strobe("speedup", cut, odd).err
+
+
 def test_without_an_account_one_line_says_so(strobe: Strobe, guide: dict[str, Path]) -> None:
     logs = ("speedup", "--baseline-log", guide["fa_log"], "--candidate-log", guide["vsa_log"], "--unit", "s")
     said = "No account of the time: no trace of the baseline and the candidate."

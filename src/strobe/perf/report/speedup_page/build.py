@@ -19,6 +19,7 @@ from strobe.perf.analysis.ledger.speedup import DRIFT, Answer, LevelFigure, Part
 from strobe.perf.analysis.ledger.traces import FOCAL_NAME
 from strobe.perf.analysis.parts import Part
 from strobe.perf.analysis.structure.steps import Steps
+from strobe.perf.logs.series import Resolved
 from strobe.perf.measure.stats import FLOOR
 from strobe.perf.report.blocks.answer import ANSWER, SHORT_NS, answer_figure, limit, line_name, part_fields, rest_words
 from strobe.perf.report.blocks.fields import damage_banners, page
@@ -61,14 +62,17 @@ from strobe.perf.table.rows import gathered
 def _notes_section(study: SpeedupStudy) -> Section:
     units, notes = list[str](), list[str]()
     for side in study.sides:
-        stage = () if isinstance(side.timings.stage, str) else side.timings.stage.resolved
-        timers = (timer.resolved for timer in side.timings.timers)
-        for of, resolved in (("Attention timer", timers), ("Stage", stage)):
+        for of, resolved in _logged(side):
             units += [f"{of} of the {side.name}: {note}." for note in unit_notes(resolved)]
         notes += _side_notes(side)
     items = [*units, *_remarks(study), *notes]
     items.append(f"Both sides were measured at different times: every interval is {DRIFT}. Interleave runs to do better.")
     return Section("notes", "Notes", "", (Notes(tuple(items)),))
+
+
+def _logged(side: LoadedSide) -> tuple[tuple[str, Sequence[Resolved]], ...]:
+    stage = () if isinstance(side.timings.stage, str) else side.timings.stage.resolved
+    return ("Attention timer", [timer.resolved for timer in side.timings.timers]), ("Stage", stage)
 
 
 def anomalies(study: SpeedupStudy) -> Iterator[str]:
@@ -245,6 +249,8 @@ def banners(study: SpeedupStudy) -> tuple[Banner, ...]:
         Banner("caution", "Read the numbers with this in mind.", tuple(doubts)),
     )  # fmt: skip
     damage = [(f"log of the {side.name}", side.log.damage) for side in study.sides if side.log]
+    timed = [(side.name, each.series) for side in study.sides for _, resolved in _logged(side) for each in resolved]
+    damage += [(f"log of the {name}", (f"{each.title}, in no figure: {each.left_out}",)) for name, each in timed if each.rejected]
     damage += [(which, trace.damage) for which, trace in traces]
     return (*damage_banners(damage), *(banner for banner in groups if banner.items))
 
