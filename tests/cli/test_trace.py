@@ -72,6 +72,7 @@ def test_the_terminal_answers_what_was_asked(strobe: Strobe, tmp_path: Path) -> 
     assert row.split()[8:12] == ["3", "0.310002", "0.310002", "0.310002"]  # from 12.000 + 100.001 to 412.002 + 10.001 µs
     assert "rank 0, kernel:end -> zzz -> link:end: no device event matches 'zzz'" in out  # ":end:" is no picture
     assert "rank 0, device 0 and 1 more: no range that launched work and no kernel matches 'nowhere'." in out
+    assert strobe("trace", tmp_path).out.startswith("rank 0, device 0 (1 more in the tables): busy ")
     assert "Kernels of 1 more device: in the report" in strobe("trace", tmp_path, "--details").out
     assert "Length of a step" in strobe("trace", tmp_path / "r0.json", "--details").out
 

@@ -694,6 +694,8 @@ def test_the_slowest_step_is_named(tmp_path: Path) -> None:
     assert not any("the slowest" in line for line in even)
     (line,) = (line for line in uneven if "the slowest" in line)
     assert "steps, median 0.5000 ms; the slowest, ProfilerStep#2, takes 1.000 ms, 0.1000 of it idle." in line
+    two = sentences(steps_file(tmp_path / "two.json", [300, 800]))  # the median is no sample longer than half of them
+    assert any(line.startswith("2 steps, median 0.5000 ms; the slowest, ProfilerStep#1, ") for line in two), two
 
 
 def test_the_time_before_the_first_kernel_and_the_first_step_are_told(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from strobe.perf.analysis.parts import Part
 from strobe.perf.analysis.structure.captures import holds_captures
 from strobe.perf.analysis.structure.ranges import BETWEEN, host_work
 from strobe.perf.analysis.structure.steps import Steps, TraceStepRow
+from strobe.perf.measure.stats import percentile
 from strobe.perf.report.blocks.fields import page, section_of
 from strobe.perf.report.study import TraceStudy
 from strobe.perf.report.trace_page.device import (
@@ -134,7 +135,7 @@ def _answer_section(study: TraceStudy) -> Section | None:
 
 def _sentences(study: TraceStudy, one: DeviceFindings, devices: int) -> Iterator[str]:
     done, busy = one.done, max(1, one.done.busy_ns)
-    more = f" ({devices - 1} more below)" if devices > 1 else ""
+    more = f" ({devices - 1} more in the tables)" if devices > 1 else ""
     verdict = "" if done.verdict == "busy" else f"; {done.verdict}"
     yield f"{one.name}{more}: busy for {_share(done.busy_ns, done.span_ns)} of {_ms(done.span_ns)} ms{verdict}."
     classes: Counter[str] = Counter()
@@ -173,8 +174,8 @@ def _steps(one: DeviceFindings) -> Iterator[str]:
     found = one.steps
     if not isinstance(found, Steps) or len(found.steps) == 1:
         return
-    lengths = sorted(step.length_ns for step in found.steps)
-    median, slowest = lengths[len(lengths) // 2], max(found.steps, key=_whole_ns)
+    lengths = [step.length_ns for step in found.steps]
+    median, slowest = percentile(lengths, 0.5), max(found.steps, key=_whole_ns)
     said = f"{len(lengths)} steps, median {_ms(median)} ms"
     if _whole_ns(slowest) > _SLOW_STEP * median:
         said += f"; the slowest, {slowest.step}, takes {_ms(_whole_ns(slowest))} ms"
@@ -190,12 +191,12 @@ def _layers(one: DeviceFindings) -> Iterator[str]:
     if found is None:
         return
     each = [layer.device_p50_ns for layer in found.layers]
-    times, slowest = sorted(each), max(each)
-    median, place = times[len(times) // 2], each.index(slowest)
+    median, slowest = percentile(each, 0.5), max(each)
     share = _share(found.sum_ns, sum(row.sum_ns for row in one.hot))
     which = f"that begin with {shorten(found.name)}" if found.by_kernels else f"of {shorten(found.name)}"
-    said = f"Layers: {len(times)} {which}, {_ms(median)} ms each (median), {share} of the work"
+    said = f"Layers: {len(each)} {which}, {_ms(median)} ms each (median), {share} of the work"
     if slowest > _SLOW_STEP * median:
+        place = each.index(slowest)
         said += f"; the slowest, {found.layers[place].name or f'number {place}'}, takes {_ms(slowest)} ms"
     yield f"{said}."
 
