@@ -286,3 +286,9 @@ def test_what_cannot_be_linted(tmp_path: Path) -> None:
     for name, words in {"none.md": "cannot be read", "page.html": "Markdown"}.items():
         with pytest.raises(DataError, match=words):
             lint_file(tmp_path / name)
+
+
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16"])
+def test_a_byte_order_mark_hides_no_claim(encoding: str, tmp_path: Path) -> None:
+    (page := tmp_path / "page.md").write_text("| part | ms |\n|---|---|\n| x | 1.5 |\n| y | 2.5 |\n| total | 5.0 |\n", encoding)
+    assert [(found.rule, found.place.line) for found in lint_file(page)] == [("total-sum", 5)]
