@@ -123,6 +123,8 @@ def test_a_side_that_was_traced_on_the_host_alone(strobe: Strobe, guide: dict[st
     both = strobe("speedup", "--baseline-trace", host, "--candidate-trace", faster, "--json")
     step = both.document["levels"]["step"]
     assert both.code == 0 and step["ratio"] == pytest.approx(2.0) and "on the host" in json.dumps(step)
+    named = strobe("speedup", "--baseline-trace", host, "--candidate-trace", faster, "--steps", "Step#2", "--json")
+    assert named.document["levels"]["step"]["ratio"] == pytest.approx(600 / 250)
     assert "host: its traces hold no device events, only the host's" in strobe("speedup", *mixed, "--details").out
 
 
