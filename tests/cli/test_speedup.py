@@ -465,6 +465,7 @@ def test_without_a_step_it_says_what_the_unit_is(strobe: Strobe, tmp_path: Path,
     answer = result.out[result.out.rindex("candidate against baseline") :]
     assert "No step was recognised on both sides (" in answer and f"so the times are of {unit}." in answer
     assert ("Nothing says that both windows hold the same work." in answer) is not focal
+    assert ("From the kernel to the whole." in strobe("speedup", alone, alone).out) is focal  # no table without a row
 
 
 # `strobe speedup` on sides that must not be compared: the page is made, it has no speedup, and no requirement holds.

@@ -303,12 +303,9 @@ _SIDES: Final = ("baseline", "candidate")
 def _answer_section(study: SpeedupStudy) -> Section:
     blocks: list[Block] = []
     found = study.answer
-    if found is None:
-        lead = f"{headline(study)} No account of the time: {no_account(study)}."
-        blocks += [ladder(study)] if study.comparable and any(not figure.missing for figure in study.levels) else []
-    else:
-        lead = f"{headline(study)} {_took(study, found)}"
-        blocks += [ladder(study)] if study.comparable else []
+    lead = f"{headline(study)} {f'No account of the time: {no_account(study)}.' if found is None else _took(study, found)}"
+    blocks += [ladder(study)] if study.comparable and any(not figure.missing for figure in study.levels) else []
+    if found is not None:
         table = _table(study, found)
         blocks.append(answer_figure(_SIDES, found, table, "the ") if study.comparable else table)
         blocks += [Notes((most,))] if (most := _changed_most(study)) else []
