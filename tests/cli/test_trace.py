@@ -227,6 +227,7 @@ def test_operators_are_read_unless_a_file_is_large(strobe: Strobe, monkeypatch: 
     """By default a small file is read with its operators; a large one says how."""
     graph = H200 / "eager.json.gz"
     assert " took no time, the trace would be " in strobe("trace", graph).out
+    assert "If other kernels took no time, the trace would be " in strobe("trace", H200 / "graph.json.gz").out
     assert "operators launched 15 %" in strobe("trace", graph, "--details").out
     monkeypatch.setattr("strobe.perf.report.study.DETAILED_BYTES", 1000)
     assert " took no time, the trace would be " not in strobe("trace", graph).out

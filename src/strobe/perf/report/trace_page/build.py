@@ -11,7 +11,6 @@ from strobe.perf.analysis.critical_path import CriticalPath, PathPartRow, WhatIf
 from strobe.perf.analysis.device import launch
 from strobe.perf.analysis.device.activity import HOST_LATE, DeviceRow
 from strobe.perf.analysis.device.kernels import kernel_part
-from strobe.perf.analysis.parts import Part
 from strobe.perf.analysis.structure.captures import holds_captures
 from strobe.perf.analysis.structure.ranges import BETWEEN, host_work
 from strobe.perf.analysis.structure.steps import Steps, TraceStepRow
@@ -140,9 +139,7 @@ def _sentences(study: TraceStudy, one: DeviceFindings, devices: int) -> Iterator
     yield f"{one.name}{more}: busy for {_share(done.busy_ns, done.span_ns)} of {_ms(done.span_ns)} ms{verdict}."
     classes: Counter[str] = Counter()
     for row, names in one.kernels:
-        part = kernel_part(names[0].name)
-        work = part.value if part is Part.OTHER_KERNELS else part.work
-        classes[_KINDS.get(row.kind, work)] += row.exclusive_ns
+        classes[_KINDS.get(row.kind, kernel_part(names[0].name).work)] += row.exclusive_ns
     yield f"Of the busy time: {', '.join(f'{name} {_share(ns, busy)}' for name, ns in classes.most_common())}."
     most = [f"{shorten(row.kernel)} {_share(row.exclusive_ns, busy)}" for row in one.hot[:_MOST]]
     yield f"Most time: {', '.join(most)}."
