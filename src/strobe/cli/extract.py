@@ -129,8 +129,8 @@ def _read_log(path: Path, flags: LogFlags, output: Output) -> Log:
         log = read_log(path, load_patterns(flags.patterns), progress=megabytes(advance))
     if log.counts.similar:
         (first, *_), *_ = log.similar.values()
-        said = f"{path}: {log.counts.similar} lines look like a timing and match no pattern"
-        output.note(f"{said}; line {first.line}: {first.text.strip()}")
+        said = f"lines that look like a timing and match no pattern: {log.counts.similar}"
+        output.note(f"{path}: {said}; line {first.line}: {first.text.strip()}")
     return log
 
 

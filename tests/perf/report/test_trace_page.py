@@ -102,7 +102,7 @@ def test_what_weakens_the_numbers_stands_above_them() -> None:
     loss = " ".join(found["The trace may not hold all that ran"])
     assert "3 of 5 cudaLaunchKernel" in loss and "fine" not in loss and "0.070 ms after the recorded window" in loss
     (overlap,) = next(items for title, items in found.items() if title.startswith("Work of one stream overlaps"))
-    assert "1 pairs of 2 events, 10.000 µs in all" in overlap
+    assert "1 pair of 2 events, 10.000 µs in all" in overlap
 
 
 def end_of(counts: ReadCounts) -> tuple[m.Text, dict[str, tuple[str, ...]]]:

@@ -177,7 +177,7 @@ def _compared(steps: Steps) -> str:
     causes = "; ".join(f"{steps.steps[index].step} ({cause})" for index, cause in steps.steady.excluded.items())
     kept = len(steps.steady.kept)
     if not kept:
-        return f"no step is steady, so all {len(steps.steps)} are compared: {causes}"
+        return f"no step is steady, so none of {len(steps.steps)} is left out: {causes}"
     return f"{kept} of {len(steps.steps)} compared{f'; left out: {causes}' if causes else ''}"
 
 
@@ -238,7 +238,7 @@ def banners(study: SpeedupStudy) -> tuple[Banner, ...]:
     traces = [(f"trace {label} of the {name}", trace) for name, told in sides for trace, label in told]
     for which, trace in traces:
         counts, cut = trace.counts, ", and it ends before its JSON does" if trace.counts.truncated else ""
-        doubts += [] if counts.clean else [f"{which}: {counts.lost} events lost, {counts.mended} mended{cut}"]
+        doubts += [] if counts.clean else [f"{which}: events lost: {counts.lost}, mended: {counts.mended}{cut}"]
         doubts += [f"{which}: {trace.foreign}"] if trace.foreign else []
     names = " ".join(each.name for each in prevent)
     advice = (f"if that is meant, say so: --allow-different {names}",) if names else ()

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final, Literal
 
-from strobe.core.printable import first_of
+from strobe.core.printable import counted, first_of
 from strobe.perf.analysis.critical_path import CriticalPath, PathPartRow, WhatIfRow
 from strobe.perf.analysis.device import launch
 from strobe.perf.analysis.device.activity import HOST_LATE, DeviceRow
@@ -226,7 +226,7 @@ _CATEGORIES = 6
 def trace_banners(study: TraceStudy) -> tuple[Banner, ...]:
     """Return the banners, those that void numbers first."""
     told = [(found.read, found.trace) for found in traces_of(study)]
-    mended = " events were kept after bad characters or durations were replaced"
+    how = "kept after bad characters or durations were replaced"
     ends = "the file ends before its JSON does; what stands before is analysed"
     seen = devices_of(study)
     uneven = [(one.name, uneven_text(one.steps)) for one in seen if isinstance(one.steps, Steps)]
@@ -235,7 +235,7 @@ def trace_banners(study: TraceStudy) -> tuple[Banner, ...]:
     costly = [(label, [key for key in _SLOWING_OPTIONS if trace.metadata.get(key) == "1"]) for trace, label in told]
     slowed = (f"{label}: {', '.join(keys)} {slow}" for label, keys in costly if keys)
     overlaps = (
-        f"{one.name}, stream {each.stream}: {each.overlap_pairs} pairs of {each.events} events, "
+        f"{one.name}, stream {each.stream}: {counted(each.overlap_pairs, 'pair')} of {each.events} events, "
         f"{each.overlap_ns / 1e3:.3f} µs in all, {each.longest_overlap_ns / 1e3:.3f} µs at most"
         for one in seen
         for each in one.account.streams
@@ -248,7 +248,7 @@ def trace_banners(study: TraceStudy) -> tuple[Banner, ...]:
         ("stop", "Damaged events", (f"{label}: {line}" for trace, label in told for line in trace.damage)),
         ("caution", "A trace of another profiler", (f"{label}: {trace.foreign}" for trace, label in told if trace.foreign)),
         ("caution", "Events not used", (text for one in told for text in _unused(*one))),
-        ("caution", "Events mended", (f"{label}: {trace.counts.mended}{mended}" for trace, label in told if trace.counts.mended)),
+        ("caution", "Events mended", (f"{at}: {counted(n, 'event')} {how}" for one, at in told if (n := one.counts.mended))),
         ("caution", "Skipped, no traces", study.skipped),
         ("caution", "No device events", (text for one in told for text in _empty(*one))),
         ("caution", "The trace may not hold all that ran", losses),
@@ -283,7 +283,7 @@ def _unused(trace: Trace, label: str) -> Iterator[str]:
     unused = trace.counts.unused
     if unused and not trace.foreign:
         found = [f"{count} of {repr(name) if name else 'no category'}" for name, count in unused.items()]
-        yield f"{label}: {sum(unused.values())} events are of categories that are not read: {first_of(found, _CATEGORIES)}"
+        yield f"{label}: {counted(sum(unused.values()), 'event')} of categories that are not read: {first_of(found, _CATEGORIES)}"
 
 
 def _empty(trace: Trace, label: str) -> Iterator[str]:
