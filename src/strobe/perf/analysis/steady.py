@@ -49,7 +49,7 @@ def find_steady(values: Sequence[float], causes: Mapping[int, str]) -> SteadySta
     known = {index: causes[index] for index in range(len(values)) if index in causes}
     rest = [index for index in range(len(values)) if index not in causes]
     if len(rest) < FEWEST:
-        note = f"{len(rest)} of the {FEWEST} samples that a test of the trend needs; excluded by cause only"
+        note = f"{len(rest)} samples, fewer than the {FEWEST} that a test of the trend needs; excluded by cause only"
         return SteadyState(kept=tuple(rest), excluded=known, tested=False, note=note)
     last = len(rest) - FEWEST
     for start in sorted({round(step * last / min(last or 1, STARTS)) for step in range(min(last, STARTS) + 1)}):

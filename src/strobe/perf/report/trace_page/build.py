@@ -188,12 +188,11 @@ def _layers(one: DeviceFindings) -> Iterator[str]:
     if found is None:
         return
     each = [layer.device_p50_ns for layer in found.layers]
-    median, slowest = percentile(each, 0.5), max(each)
+    median, slowest, place = percentile(each, 0.5), max(each), each.index(max(each))
     share = _share(found.sum_ns, sum(row.sum_ns for row in one.hot))
     which = f"that begin with {shorten(found.name)}" if found.by_kernels else f"of {shorten(found.name)}"
     said = f"Layers: {len(each)} {which}, {_ms(median)} ms each (median), {share} of the work"
     if slowest > _SLOW_STEP * median:
-        place = each.index(slowest)
         said += f"; the slowest, {found.layers[place].name or f'number {place}'}, takes {_ms(slowest)} ms"
     yield f"{said}."
 
