@@ -468,6 +468,13 @@ def test_without_a_step_it_says_what_the_unit_is(strobe: Strobe, tmp_path: Path,
     assert ("From the kernel to the whole." in strobe("speedup", alone, alone).out) is focal  # no table without a row
 
 
+def test_a_trace_of_two_devices_says_that_one_is_compared(strobe: Strobe, tmp_path: Path) -> None:
+    plain = write_model_trace(tmp_path / "a.json")
+    two = changed(plain, "b", lambda events: [*events, events[4] | {"args": events[4]["args"] | {"device": 1}}])
+    said = "trace b of the candidate: of its 2 devices only the one whose focal kernels, or else all, take longest is compared"
+    assert said in against(strobe, plain, two).out and " devices only " not in against(strobe, plain, plain).out
+
+
 # `strobe speedup` on sides that must not be compared: the page is made, it has no speedup, and no requirement holds.
 
 

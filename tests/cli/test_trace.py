@@ -280,7 +280,7 @@ def test_stages_to_markdown_and_json(strobe: Strobe, tmp_path: Path) -> None:
 def test_stages_print_tables(strobe: Strobe) -> None:
     result = strobe("extract", "stages", LOGS / "similar.log", "--stage", "vae|diffusion")
     assert result.code == 0 and "VAE decoding, by round." in result.out and "run_01" in result.out
-    assert "lines that look like a timing and match no pattern: 5; line 1: >>>> VSA latency: 9.5 ms" in result.err
+    assert "like a timing, but of no pattern: 5; line 1: >>>> VSA latency: 9.5 ms" in result.err
     assert strobe("extract", "stages", LOGS / "similar.log", "--quiet").err == ""
 
 

@@ -129,8 +129,7 @@ def _read_log(path: Path, flags: LogFlags, output: Output) -> Log:
         log = read_log(path, load_patterns(flags.patterns), progress=megabytes(advance))
     if log.counts.similar:
         (first, *_), *_ = log.similar.values()
-        said = f"lines that look like a timing and match no pattern: {log.counts.similar}"
-        output.note(f"{path}: {said}; line {first.line}: {first.text.strip()}")
+        output.note(f"{path}: like a timing, but of no pattern: {log.counts.similar}; line {first.line}: {first.text.strip()}")
     return log
 
 

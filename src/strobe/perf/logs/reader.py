@@ -210,7 +210,6 @@ _DIGITS: Final = 6
 _PROGRESS: Final = ("%|", "it/s]", "s/it]", "?it/s")
 _TAIL: Final = re.compile(rf"\s*(?:{NUMBER})?\s*(?:{UNIT}|[a-z]{{1,11}})?[\s.,;:)\]]*(?:\(.*)?", re.IGNORECASE)
 
-CUT_SHORT: Final = "the compressed file is cut short; what could be read counts"
 Progress = Callable[[int, int, str], None]
 
 
@@ -334,7 +333,7 @@ class _Reader:
             ),
             counts=LineCounts(**self._counts, mended=reading["mended"], cut=reading["cut"], truncated=bool(reading["truncated"])),
             similar=self._similar,
-            damage=(*damage, *[CUT_SHORT] * reading["truncated"]),
+            damage=(*damage, *["the compressed file is cut short; what could be read counts"] * reading["truncated"]),
             proposal="" if self._series else self._proposal,
         )
 

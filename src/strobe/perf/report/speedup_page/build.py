@@ -240,6 +240,8 @@ def banners(study: SpeedupStudy) -> tuple[Banner, ...]:
         counts, cut = trace.counts, ", and it ends before its JSON does" if trace.counts.truncated else ""
         doubts += [] if counts.clean else [f"{which}: events lost: {counts.lost}, mended: {counts.mended}{cut}"]
         doubts += [f"{which}: {trace.foreign}"] if trace.foreign else []
+        n, one = len(set(trace.device_events.device)), "only the one whose focal kernels, or else all, take longest is compared"
+        doubts += [f"{which}: of its {n} devices {one}"] if n > 1 else []
     names = " ".join(each.name for each in prevent)
     advice = (f"if that is meant, say so: --allow-different {names}",) if names else ()
     groups = (
