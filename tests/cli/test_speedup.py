@@ -123,6 +123,8 @@ def test_a_side_that_was_traced_on_the_host_alone(strobe: Strobe, guide: dict[st
     both = strobe("speedup", "--baseline-trace", host, "--candidate-trace", faster, "--json")
     step = both.document["levels"]["step"]
     assert both.code == 0 and step["ratio"] == pytest.approx(2.0) and "on the host" in json.dumps(step)
+    named = strobe("speedup", "--baseline-trace", host, "--candidate-trace", faster, "--steps", "Step#2", "--json")
+    assert named.document["levels"]["step"]["ratio"] == pytest.approx(600 / 250)
     assert "host: its traces hold no device events, only the host's" in strobe("speedup", *mixed, "--details").out
 
 
@@ -215,6 +217,24 @@ def test_a_level_whose_interval_holds_1_is_not_called_faster(strobe: Strobe, tmp
     said = against(strobe, plain, changed(plain, "b", shorten_some)).out.splitlines()[0]
     unproven = "The kernel is 1.50x: not proven, the interval holds 1; the traced step is 1.00x: no difference."
     assert said.startswith(unproven) and "faster" not in said
+
+
+def test_without_an_interval_nothing_is_called_faster(strobe: Strobe, tmp_path: Path) -> None:
+    """A trace of one step, and attention kernels of two names, against themselves; and a step with a kernel of half the time."""
+
+    def halve(events: list[Event]) -> list[Event]:
+        return [each | {"dur": each["dur"] / 2} if each["name"] == "flash_fwd" else each for each in events]
+
+    many = write_model_trace(tmp_path / "a.json")
+    one = changed(many, "one", lambda events: events[:8])  # the first step
+    for other, said in ((one, "1.00x: no difference"), (changed(one, "b", halve), "2.00x: not proven, there is no interval")):
+        assert against(strobe, one, other).out.startswith(f"The kernel is {said}; the traced step is ")
+    two = changed(
+        many, "two", lambda events: [one | {"name": "sage_attn"} if i % 16 == 4 else one for i, one in enumerate(events)]
+    )
+    (log := tmp_path / "a.log").write_text("[DenoisingStage] finished in 1.5 seconds\n" * 8)
+    said = strobe("speedup", log, two, log, two).out
+    assert said.startswith("The attention kernels are 1.00x: no difference; the stage is 1.00x: no difference.")
 
 
 def test_unknown_facts_and_missing_levels_are_one_line_each(strobe: Strobe, tmp_path: Path) -> None:
@@ -401,11 +421,23 @@ def test_a_trace_without_a_log_and_a_log_whose_step_is_no_traced_one_say_so(
     ) in layers
 
 
+def test_a_log_that_is_cut_short_and_values_that_are_no_times_are_told_with_the_answer(strobe: Strobe, tmp_path: Path) -> None:
+    line = "[DenoisingStage] finished in {} seconds\n"
+    packed = gzip.compress("".join(map(line.format, range(1, 2_000))).encode())
+    (cut := tmp_path / "a.log.gz").write_bytes(packed[:-200])
+    (odd := tmp_path / "b.log").write_text("".join(map(line.format, (1.5, -1, 1.5, "nan"))))
+    said = strobe("speedup", cut, odd).out
+    assert "  log of the baseline: the compressed file is cut short; what could be read counts\n" in said
+    assert "of the candidate: DenoisingStage, in no figure: 1 nan, 1 negative (line 2: -1 seconds, line 4: nan seconds)\n" in said
+    odd.write_text(line.format("7,200"))
+    assert "a time for every rank; left out: DenoisingStage: 1 ambiguous (line 1: 7,200)" in strobe("speedup", cut, odd).err
+
+
 def test_without_an_account_one_line_says_so(strobe: Strobe, guide: dict[str, Path]) -> None:
     logs = ("speedup", "--baseline-log", guide["fa_log"], "--candidate-log", guide["vsa_log"], "--unit", "s")
     said = "No account of the time: no trace of the baseline and the candidate."
     (line,) = (line for line in strobe(*logs).out.splitlines() if "No account of the time" in line)
-    assert line == f"The attention call is 1.36x faster, the stage 1.25x. {said}"
+    assert line == f"The attention call is 1.36x: not proven, there is no interval; the stage is 1.25x faster. {said}"
     document = strobe(*logs, "--json").document
     answer, levels = document["answer"], document["levels"]
     assert (answer["missing"], answer["parts"], answer["unit"]) == ("no trace of the baseline and the candidate", [], "")
@@ -433,6 +465,14 @@ def test_without_a_step_it_says_what_the_unit_is(strobe: Strobe, tmp_path: Path,
     answer = result.out[result.out.rindex("candidate against baseline") :]
     assert "No step was recognised on both sides (" in answer and f"so the times are of {unit}." in answer
     assert ("Nothing says that both windows hold the same work." in answer) is not focal
+    assert ("From the kernel to the whole." in strobe("speedup", alone, alone).out) is focal  # no table without a row
+
+
+def test_a_trace_of_two_devices_says_that_one_is_compared(strobe: Strobe, tmp_path: Path) -> None:
+    plain = write_model_trace(tmp_path / "a.json")
+    two = changed(plain, "b", lambda events: [*events, events[4] | {"args": events[4]["args"] | {"device": 1}}])
+    said = "trace b of the candidate: of its 2 devices only the one whose focal kernels, or else all, take longest is compared"
+    assert said in against(strobe, plain, two).out and " devices only " not in against(strobe, plain, plain).out
 
 
 # `strobe speedup` on sides that must not be compared: the page is made, it has no speedup, and no requirement holds.

@@ -72,6 +72,7 @@ def test_the_terminal_answers_what_was_asked(strobe: Strobe, tmp_path: Path) -> 
     assert row.split()[8:12] == ["3", "0.310002", "0.310002", "0.310002"]  # from 12.000 + 100.001 to 412.002 + 10.001 µs
     assert "rank 0, kernel:end -> zzz -> link:end: no device event matches 'zzz'" in out  # ":end:" is no picture
     assert "rank 0, device 0 and 1 more: no range that launched work and no kernel matches 'nowhere'." in out
+    assert strobe("trace", tmp_path).out.startswith("rank 0, device 0 (1 more in the tables): busy ")
     assert "Kernels of 1 more device: in the report" in strobe("trace", tmp_path, "--details").out
     assert "Length of a step" in strobe("trace", tmp_path / "r0.json", "--details").out
 
@@ -226,6 +227,7 @@ def test_operators_are_read_unless_a_file_is_large(strobe: Strobe, monkeypatch: 
     """By default a small file is read with its operators; a large one says how."""
     graph = H200 / "eager.json.gz"
     assert " took no time, the trace would be " in strobe("trace", graph).out
+    assert "If other kernels took no time, the trace would be " in strobe("trace", H200 / "graph.json.gz").out
     assert "operators launched 15 %" in strobe("trace", graph, "--details").out
     monkeypatch.setattr("strobe.perf.report.study.DETAILED_BYTES", 1000)
     assert " took no time, the trace would be " not in strobe("trace", graph).out
@@ -278,7 +280,7 @@ def test_stages_to_markdown_and_json(strobe: Strobe, tmp_path: Path) -> None:
 def test_stages_print_tables(strobe: Strobe) -> None:
     result = strobe("extract", "stages", LOGS / "similar.log", "--stage", "vae|diffusion")
     assert result.code == 0 and "VAE decoding, by round." in result.out and "run_01" in result.out
-    assert "5 lines look like a timing and match no pattern; line 1: >>>> VSA latency: 9.5 ms" in result.err
+    assert "like a timing, but of no pattern: 5; line 1: >>>> VSA latency: 9.5 ms" in result.err
     assert strobe("extract", "stages", LOGS / "similar.log", "--quiet").err == ""
 
 

@@ -187,6 +187,10 @@ def test_a_number_beyond_all_measure_leaves_the_other_claims_checked(number: str
         ("run_01 gpt-4 H100 v2.7.0 2025-12-20 12:30 480x832 FlashAttention-2 3fa9c1d2", []),
         ("profile_results_02-16/latency.md", []),
         ("172.97 ms/frame", [("0.17297", "time")]),
+        (
+            "von 9,53 ms auf 2,7 ms und 1.234,56 ms, in 1,234.5 ms, 12,000, 7 ms",
+            [("1.2345", "time"), ("12000", "none"), ("0.007", "time")],
+        ),
     ],
 )
 def test_what_is_read(text: str, expected: list[tuple[str, str]]) -> None:
@@ -286,3 +290,9 @@ def test_what_cannot_be_linted(tmp_path: Path) -> None:
     for name, words in {"none.md": "cannot be read", "page.html": "Markdown"}.items():
         with pytest.raises(DataError, match=words):
             lint_file(tmp_path / name)
+
+
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16"])
+def test_a_byte_order_mark_hides_no_claim(encoding: str, tmp_path: Path) -> None:
+    (page := tmp_path / "page.md").write_text("| part | ms |\n|---|---|\n| x | 1.5 |\n| y | 2.5 |\n| total | 5.0 |\n", encoding)
+    assert [(found.rule, found.place.line) for found in lint_file(page)] == [("total-sum", 5)]

@@ -129,10 +129,7 @@ def _read_log(path: Path, flags: LogFlags, output: Output) -> Log:
         log = read_log(path, load_patterns(flags.patterns), progress=megabytes(advance))
     if log.counts.similar:
         (first, *_), *_ = log.similar.values()
-        said = f"{path}: {log.counts.similar} lines look like a timing and match no pattern"
-        output.note(f"{said}; line {first.line}: {first.text.strip()}")
-    if log.counts.truncated:
-        output.note(f"{path}: the compressed file is cut short; what could be read counts")
+        output.note(f"{path}: like a timing, but of no pattern: {log.counts.similar}; line {first.line}: {first.text.strip()}")
     return log
 
 

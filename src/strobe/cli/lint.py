@@ -12,7 +12,7 @@ from rich.text import Text
 from strobe.cli.console import Output, joined_lines, styled
 from strobe.cli.model import parse_size
 from strobe.core.errors import ConfigError
-from strobe.core.printable import clean
+from strobe.core.printable import clean, counted
 
 if TYPE_CHECKING:
     from strobe.lint.document import Claim, ClaimPlace
@@ -64,13 +64,9 @@ def lint(
             advance(number, len(files), file.name)
             found += [(file, claim) for claim in lint_file(file, options, rules)]
     output.show(*(_text(file, claim) for file, claim in found))
-    output.note(f"{_count(len(found), 'finding')} in {_count(len(files), 'file')}, {_count(len(rules), 'rule')}")
+    output.note(f"{counted(len(found), 'finding')} in {counted(len(files), 'file')}, {counted(len(rules), 'rule')}")
     output.emit({"files": [str(file) for file in files], "findings": [_json(file, claim) for file, claim in found]})
     return FOUND if found else 0
-
-
-def _count(n: int, noun: str) -> str:
-    return f"{n} {noun}{'' if n == 1 else 's'}"
 
 
 def _text(file: Path, finding: Claim) -> Text:

@@ -95,7 +95,7 @@ def trace(
         details=output.details or None,
     )  # fmt: skip
     for one in study.traces:
-        bad = [f"{n} events {how}" for n, how in ((one.counts.lost, "lost"), (one.counts.mended, "mended")) if n]
+        bad = [f"events {how}: {n}" for n, how in ((one.counts.lost, "lost"), (one.counts.mended, "mended")) if n]
         bad += ["it ends before its JSON does"] if one.counts.truncated else []
         if bad:
             output.note(f"{one.path}: {', '.join(bad)}")

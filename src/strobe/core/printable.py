@@ -38,6 +38,11 @@ def first_of(texts: Sequence[str], most: int, others: str = "", *, between: str 
     return between.join(texts[:most]) + left
 
 
+def counted(n: int, noun: str) -> str:
+    """Return a number of things in words: `1 event`, `2 events`."""
+    return f"{n} {noun}{'' if n == 1 else 's'}"
+
+
 def bytes_in(num_bytes: float, unit: ByteUnit) -> float:
     """Convert bytes to `unit`."""
     return num_bytes / _BYTES[unit]

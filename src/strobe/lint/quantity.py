@@ -117,8 +117,10 @@ _QUANTITY: Final = re.compile(
 _MASKED: Final = re.compile(
     r"https?://\S+|\b\d{4}-\d\d-\d\d(?:[T ]\d\d:\d\d\S*)?|\b\d\d?:\d\d(?::\d\d)?\b|\b[vV]?\d+\.\d+\.\d+\S*"
     r"|\b[A-Za-z]\w*_\w*(?:[-./]\w+)*|\b(?=[0-9a-f]*[a-f])(?=[0-9a-f]*\d)[0-9a-f]{7,}\b|\b\d+(?:\s?[x×]\s?\d+)+(?!\.)\b"
+    r"|\b(?!\d{1,3}(?:,\d{3})+(?!,?\d))[\d.]{0,40}\d(?:,\d+)+"
 )
-"""Addresses, dates, times of day, versions, names, hashes and sizes such as `480x832`, whose digits are no quantities."""
+"""Addresses, dates, times of day, versions, names, hashes, sizes such as `480x832` and lists or decimals such as `9,53`, whose
+digits are no quantities."""
 _MARKS: Final[tuple[tuple[Mark, str], ...]] = (
     ("spread", r"±|\+/-"),
     ("below", r"[<≤]=?|\b(?:under|below|less than|up to|at most|no more than|fewer than|within)"),

@@ -823,7 +823,8 @@ def lint_file(path: Path, options: LintOptions | None = None, rules: Rules = RUL
     if suffix not in READERS:
         raise DataError(f"{name}: cannot be linted; give Markdown (.md) or printed output (.txt, .log)")
     try:
-        text = path.read_bytes().decode("utf-8", "replace")
+        data = path.read_bytes()
+        text = data.decode("utf-16" if data[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig", "replace")
     except OSError as error:
         raise DataError(f"{name}: cannot be read ({error.strerror}); give an existing file") from error
     return findings(READERS[suffix](text), options, rules)

@@ -83,6 +83,8 @@ def test_a_terminal_may_break_the_lines_anywhere(tmp_path: Path, width: int) -> 
 )
 def test_lines_that_do_not_belong_together_stay_apart(tmp_path: Path, text: str) -> None:
     assert read_log(written(tmp_path, text)).series == ()
+    (series,) = read_log(written(tmp_path, f"{text.splitlines()[0]} [DecodingStage] finished in 3 s\n")).series
+    assert series.name == "DecodingStage"  # of two stages in one line, the one that the time stands behind
 
 
 def test_what_is_no_time_is_counted_and_shown() -> None:

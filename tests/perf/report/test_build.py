@@ -560,6 +560,7 @@ def test_the_page_of_functions(tmp_path: Path) -> None:
     assert report.title == "fast and odd against slow"
     assert "2.000x [2.000, 2.000]" in text and "| 3.0 MiB | 2.0 MiB |" in text
     assert "out: 1, expected 2" in text and "outputs differ" in text
+    assert "| slow | 4 | 1 | 40.00 | 42.00 |" in text, "the median is no sample longer than half of them"
     assert "No account for fast" in text and 'strobe.span("name")' in text
     assert [(each.candidate, each.level, each.ratio.value) for each in report.speedups] == [("fast", "e2e", 2.0)]
 

@@ -102,7 +102,7 @@ def test_what_weakens_the_numbers_stands_above_them() -> None:
     loss = " ".join(found["The trace may not hold all that ran"])
     assert "3 of 5 cudaLaunchKernel" in loss and "fine" not in loss and "0.070 ms after the recorded window" in loss
     (overlap,) = next(items for title, items in found.items() if title.startswith("Work of one stream overlaps"))
-    assert "1 pairs of 2 events, 10.000 µs in all" in overlap
+    assert "1 pair of 2 events, 10.000 µs in all" in overlap
 
 
 def end_of(counts: ReadCounts) -> tuple[m.Text, dict[str, tuple[str, ...]]]:
@@ -694,6 +694,8 @@ def test_the_slowest_step_is_named(tmp_path: Path) -> None:
     assert not any("the slowest" in line for line in even)
     (line,) = (line for line in uneven if "the slowest" in line)
     assert "steps, median 0.5000 ms; the slowest, ProfilerStep#2, takes 1.000 ms, 0.1000 of it idle." in line
+    two = sentences(steps_file(tmp_path / "two.json", [300, 800]))  # the median is no sample longer than half of them
+    assert any(line.startswith("2 steps, median 0.5000 ms; the slowest, ProfilerStep#1, ") for line in two), two
 
 
 def test_the_time_before_the_first_kernel_and_the_first_step_are_told(tmp_path: Path) -> None:

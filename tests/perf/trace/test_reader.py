@@ -661,6 +661,7 @@ def test_numbers_that_json_does_not_have_are_mended_and_what_is_lost_has_a_reaso
     assert len(trace.device_events) == 14
     assert (trace.counts.mended, trace.counts.lost) == (15, 2)
     assert sum(trace.counts.reasons.values()) == 2
+    assert trace.counts.events + trace.counts.lost == len(events)
 
 
 @pytest.mark.parametrize("early", [True, False])

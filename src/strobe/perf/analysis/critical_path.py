@@ -275,7 +275,8 @@ class WhatIfRow(DocumentPart, frozen=True, kw_only=True):
     ratio: A[float | None, term("duration with it / without it; null: nothing is left", "faster", _TIMES, missing=_NOTHING_LEFT)]
 
     def said(self) -> str:
-        return self.name or ("the work of the host between launches" if self.kind == "host" else self.kind)
+        name = "other kernels" if self.name == "other" and self.kind != KERNEL else self.name
+        return name or ("the work of the host between launches" if self.kind == "host" else self.kind)
 
 
 CriticalPath: TypeAlias = tuple[CriticalPathRow, tuple[PathPartRow, ...], tuple[WhatIfRow, ...]]
@@ -363,7 +364,7 @@ def _what_ifs(graph: WorkGraph, parts: Sequence[PathPartRow], trace: Trace, dura
     lags: tuple[Lag, Lag] = ("host", "launch latency")
     for kind in lags:
         yield row(kind, "", sum(edges[0].lag_ns for edges in graph.edges if edges[0].kind == kind), took, kind)
-    work_of = {name: kernel_part(name).work for name in trace.device_events.names}
+    work_of = {name: kernel_part(name).removesuffix(" kernels") for name in trace.device_events.names}
     names = [part.name for part in parts if part.kind == KERNEL][:_KERNELS]
     groups = [_group(event) for event in graph.event]
     works = [(_KINDS.get(event.kind) or work_of[event.name]) if event else "" for event in graph.event]

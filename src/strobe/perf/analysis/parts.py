@@ -44,8 +44,8 @@ class Part(StrEnum):
 
     @property
     def work(self) -> str:
-        """What such kernels compute: `attention`, `matrix products`, `other`."""
-        return self.removesuffix(" kernels")
+        """What such kernels compute: `attention`, `matrix products`, `other kernels`."""
+        return self.value if self is Part.OTHER_KERNELS else self.removesuffix(" kernels")
 
 
 OF_REGION: Final[dict[str, Part]] = {

@@ -333,7 +333,7 @@ class _Reader:
             ),
             counts=LineCounts(**self._counts, mended=reading["mended"], cut=reading["cut"], truncated=bool(reading["truncated"])),
             similar=self._similar,
-            damage=damage,
+            damage=(*damage, *["the compressed file is cut short; what could be read counts"] * reading["truncated"]),
             proposal="" if self._series else self._proposal,
         )
 

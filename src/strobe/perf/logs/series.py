@@ -135,7 +135,7 @@ class Log:
         sha256: of the file as it lies on the disk.
         series: in order of their first value.
         similar: by pattern, the first lines that look like it and do not match.
-        damage: of our own records: what is damaged, and what is left out for it.
+        damage: what is damaged, and what of our own records is left out for it.
         proposal: in a log without any value, a line with a time that no pattern reads, and a pattern that reads it.
     """
 

@@ -10,6 +10,7 @@ import msgspec
 
 from strobe.perf.analysis.ledger.account import Ledger
 from strobe.perf.analysis.runs.compare import CallsRow, own_code
+from strobe.perf.measure.stats import percentile
 from strobe.perf.records.record import Header
 from strobe.perf.report.blocks.answer import ledger_blocks, no_account, speedups
 from strobe.perf.report.blocks.fields import page, pair_fields, slow_end, speedup_headline, verdict_cell
@@ -195,7 +196,7 @@ def _samples(found: Sequence[CallsRow]) -> Section | None:
         count("samples", lambda row: row.samples),
         count("calls in each", lambda row: row.calls_per_sample),
         time("min", lambda row: row.min_ns, unit),
-        time("p50", lambda row: sorted(row.samples_ns)[len(row.samples_ns) // 2], unit),
+        time("p50", lambda row: percentile(row.samples_ns, 0.5), unit),
         slow_end(lambda row: row.samples_ns, unit, "samples"),
     )
     points = {row.name: list(enumerate(row.samples_ns, start=1)) for row in timed}

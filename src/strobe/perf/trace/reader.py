@@ -167,7 +167,7 @@ def _read(path: Path, contents: _Contents, progress: Report | None) -> Trace:
     mistyped, garbled = contents.mistyped, state.lost - contents.mistyped - state.trailing
     reasons = {"no JSON": garbled, "a field of a wrong type": mistyped, "no number as its time": contents.lost}
     counts = ReadCounts(
-        events=contents.events,
+        events=contents.events - contents.lost - mistyped,
         lost=state.lost + contents.lost,
         trailing=state.trailing,
         reasons={reason: count for reason, count in reasons.items() if count},
@@ -189,7 +189,8 @@ def _read_export(path: Path, contents: _Contents) -> Trace:
         for batch in export_batches(rows):
             contents.add(batch)
     contents.cannot = CANNOT
-    return contents.trace(path, found, ReadCounts(events=contents.events, lost=contents.lost, mended=contents.mended))
+    read = contents.events - contents.lost
+    return contents.trace(path, found, ReadCounts(events=read, lost=contents.lost, mended=contents.mended))
 
 
 class _Contents:

@@ -27,7 +27,7 @@ from strobe.perf.analysis.parts import BY_THE_CLOCK, NAMELESS, Part
 from strobe.perf.analysis.runs.compare import SideClocks, clock_effect, differ
 from strobe.perf.analysis.runs.log_times import StageRounds, Timings
 from strobe.perf.analysis.runs.timeline import Label
-from strobe.perf.analysis.structure.sections import skipped_text
+from strobe.perf.analysis.structure.sections import pattern, skipped_text
 from strobe.perf.logs.series import short
 from strobe.perf.measure.stats import FLOOR, Verdict, judge, welch_interval
 from strobe.perf.table.fields import exact_cell
@@ -44,7 +44,7 @@ LEVELS: Final[tuple[LevelName, ...]] = ("kernel", "section", "attention", "step"
 DRIFT: Final = "unpaired, drift unknown"
 NO_FOCAL: Final = {name: f"no focal kernel was named: give --focal-{name}" for name in ("baseline", "candidate")}
 HOST_ONLY: Final = "its traces hold no device events, only the host's: capture them with the accelerator's activities"
-_STEP: Final = re.compile(r"ProfilerStep\s*#\s*\d+")
+_STEP: Final = re.compile(r"^ProfilerStep\s*#\s*\d+$")
 _LIKELY_DILATION: Final = (Fraction(2, 3), Fraction(4))
 """Bounds of traced step / timed step; outside of them they are not the same step."""
 _CLOCKS: Final = Fraction(3, 2)
@@ -215,17 +215,18 @@ class TimedSide:
         return found
 
 
-def host_step(traces: Sequence[Trace]) -> LevelTimes | str:
-    """Return the time of one `ProfilerStep#N` on the host over all traces of a side, or the reason why there is none."""
+def host_step(traces: Sequence[Trace], starts: str | None = None) -> LevelTimes | str:
+    """Return the time of one `ProfilerStep#N`, or range matching `starts`, on the host of a side, or why there is none."""
+    chosen, what = (_STEP, "ProfilerStep#N") if starts is None else (pattern(starts), f"{starts!r}")
     spans = [
         end - start
         for ranges in (trace.ranges for trace in traces)
         for name, start, end in zip(ranges.name, ranges.start_ns, ranges.end_ns, strict=True)
-        if _STEP.fullmatch(ranges.names[name])
+        if chosen.search(ranges.names[name])
     ]
     if not spans:
-        return "no ProfilerStep#N range in its traces"
-    return _measured(spans, [[span] for span in spans], f"{len(spans)} ProfilerStep#N on the host")
+        return f"no {what} range in its traces"
+    return _measured(spans, [[span] for span in spans], f"{len(spans)} {what} on the host")
 
 
 def _measured(values: Sequence[int], groups: Sequence[Sequence[int]], what: str) -> LevelTimes:

@@ -152,7 +152,8 @@ def _rounds(request: LogRequest, name: str, group: Sequence[Series]) -> StageRou
     resolved = tuple(resolve_units(series, request.constraints, request.unit) for series in group)
     count = min(len(each.values_ns) for each in resolved)
     if not count:
-        raise DataError(f"{request.log.path}: stage {name!r} has no value that is a time for every rank; {request.log.content}")
+        left_out = "; ".join(f"{series.title}: {series.left_out}" for series in group)
+        raise DataError(f"{request.log.path}: stage {name!r} has no value that is a time for every rank; left out: {left_out}")
     rounds = tuple(max(each.values_ns[index] for each in resolved) for index in range(count))
     causes = {
         index: sample.cause for each in resolved for index, sample in enumerate(each.series.samples[:count]) if sample.cause

@@ -225,7 +225,7 @@ def notes_section(study: RunStudy) -> Section:
             items.append(f"{subject.label} has no trace to show: {subject.profile}.")
         elif not counts.clean:
             cut = ", and the file ends early" if counts.truncated else ""
-            items.append(f"Trace of {subject.label}: {counts.lost} events lost, {counts.mended} mended of {counts.events}{cut}.")
+            items.append(f"Trace of {subject.label}: of {counts.events} events {counts.lost} lost, {counts.mended} mended{cut}.")
     names = {"perf_counter": "the host's monotonic clock", "cuda_event": "CUDA events (resolution about 0.5 µs)"}
     for run in study.runs:
         if clocks := sorted({span.clock for span in run.spans}):

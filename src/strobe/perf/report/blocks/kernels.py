@@ -14,6 +14,7 @@ from typing import Any, Final, Literal, NamedTuple, TypeAlias, TypeVar
 import numpy as np
 
 from strobe.core.costs import Cost, DevicePeaks
+from strobe.core.printable import counted
 from strobe.core.spans import ATTENTION, ATTENTION_KERNEL, FRAME_BLOCK, NAMES
 from strobe.perf.analysis.device.activity import HOST_LATE, LAUNCH_LATENCY, PROFILER_OVERHEAD, QUEUED, UNLINKED
 from strobe.perf.analysis.device.intervals import Distribution, distribution
@@ -266,7 +267,7 @@ def kernel_tables(
     known = [row.kernel for row in rows if not isinstance(row.kernel, Missing)]
     busy_ns = sum(row.exclusive_ns for row in known)
     whole = f", busy {busy_ns / 1e6:.6f} ms" if known and "exclusive_ns" not in hidden else ""
-    caption = f"{opening}: {sum(row.calls for row in known)} calls in {len(known)} rows{whole}."
+    caption = f"{opening}: {counted(sum(row.calls for row in known), 'call')} in {counted(len(known), 'row')}{whole}."
     empty = {*(hidden if known else FOCAL), *(name for name in _OPTIONAL if not any(getattr(row, name) for row in known))}
     fields = tuple(_fields(rows, empty, word, busy_ns))
     yield table_of(caption, fields, rows, top=top, notes=notes, sortable=True, collapsed=collapsed)

@@ -7,7 +7,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Final, NamedTuple, TypeAlias, TypeVar
 
-from strobe.core.printable import first_of
+from strobe.core.printable import counted, first_of
 from strobe.perf.analysis.runs.log_times import OUTLIER, SeriesSummary, StageRounds
 from strobe.perf.logs.reader import sha256_of
 from strobe.perf.logs.series import Log, Resolved, Sample, Series, short
@@ -81,7 +81,7 @@ def _rounds_notes(rounds: StageRounds) -> Iterator[str]:
     if rounds.note:
         yield rounds.note
     if rounds.incomplete:
-        yield f"the last {rounds.incomplete} rounds are left out: not every rank has them"
+        yield f"left out, because not every rank has them: {counted(rounds.incomplete, 'round')} at the end"
     yield from (f"{each.series.title}, in no figure: {each.series.left_out}" for each in rounds.resolved if each.series.rejected)
 
 

@@ -19,6 +19,8 @@ from strobe.perf.analysis.ledger.speedup import DRIFT, Answer, LevelFigure, Part
 from strobe.perf.analysis.ledger.traces import FOCAL_NAME
 from strobe.perf.analysis.parts import Part
 from strobe.perf.analysis.structure.steps import Steps
+from strobe.perf.logs.series import Resolved
+from strobe.perf.measure.stats import FLOOR
 from strobe.perf.report.blocks.answer import ANSWER, SHORT_NS, answer_figure, limit, line_name, part_fields, rest_words
 from strobe.perf.report.blocks.fields import damage_banners, page
 from strobe.perf.report.blocks.logs import attention_section, input_file, inputs_section, stages_section, unit_notes
@@ -60,14 +62,17 @@ from strobe.perf.table.rows import gathered
 def _notes_section(study: SpeedupStudy) -> Section:
     units, notes = list[str](), list[str]()
     for side in study.sides:
-        stage = () if isinstance(side.timings.stage, str) else side.timings.stage.resolved
-        timers = (timer.resolved for timer in side.timings.timers)
-        for of, resolved in (("Attention timer", timers), ("Stage", stage)):
+        for of, resolved in _logged(side):
             units += [f"{of} of the {side.name}: {note}." for note in unit_notes(resolved)]
         notes += _side_notes(side)
     items = [*units, *_remarks(study), *notes]
     items.append(f"Both sides were measured at different times: every interval is {DRIFT}. Interleave runs to do better.")
     return Section("notes", "Notes", "", (Notes(tuple(items)),))
+
+
+def _logged(side: LoadedSide) -> tuple[tuple[str, Sequence[Resolved]], ...]:
+    stage = () if isinstance(side.timings.stage, str) else side.timings.stage.resolved
+    return ("Attention timer", [timer.resolved for timer in side.timings.timers]), ("Stage", stage)
 
 
 def anomalies(study: SpeedupStudy) -> Iterator[str]:
@@ -172,7 +177,7 @@ def _compared(steps: Steps) -> str:
     causes = "; ".join(f"{steps.steps[index].step} ({cause})" for index, cause in steps.steady.excluded.items())
     kept = len(steps.steady.kept)
     if not kept:
-        return f"no step is steady, so all {len(steps.steps)} are compared: {causes}"
+        return f"no step is steady, so none of {len(steps.steps)} is left out: {causes}"
     return f"{kept} of {len(steps.steps)} compared{f'; left out: {causes}' if causes else ''}"
 
 
@@ -233,8 +238,10 @@ def banners(study: SpeedupStudy) -> tuple[Banner, ...]:
     traces = [(f"trace {label} of the {name}", trace) for name, told in sides for trace, label in told]
     for which, trace in traces:
         counts, cut = trace.counts, ", and it ends before its JSON does" if trace.counts.truncated else ""
-        doubts += [] if counts.clean else [f"{which}: {counts.lost} events lost, {counts.mended} mended{cut}"]
+        doubts += [] if counts.clean else [f"{which}: events lost: {counts.lost}, mended: {counts.mended}{cut}"]
         doubts += [f"{which}: {trace.foreign}"] if trace.foreign else []
+        n, one = len(set(trace.device_events.device)), "only the one whose focal kernels, or else all, take longest is compared"
+        doubts += [f"{which}: of its {n} devices {one}"] if n > 1 else []
     names = " ".join(each.name for each in prevent)
     advice = (f"if that is meant, say so: --allow-different {names}",) if names else ()
     groups = (
@@ -244,6 +251,8 @@ def banners(study: SpeedupStudy) -> tuple[Banner, ...]:
         Banner("caution", "Read the numbers with this in mind.", tuple(doubts)),
     )  # fmt: skip
     damage = [(f"log of the {side.name}", side.log.damage) for side in study.sides if side.log]
+    timed = [(side.name, each.series) for side in study.sides for _, resolved in _logged(side) for each in resolved]
+    damage += [(f"log of the {name}", (f"{each.title}, in no figure: {each.left_out}",)) for name, each in timed if each.rejected]
     damage += [(which, trace.damage) for which, trace in traces]
     return (*damage_banners(damage), *(banner for banner in groups if banner.items))
 
@@ -296,12 +305,9 @@ _SIDES: Final = ("baseline", "candidate")
 def _answer_section(study: SpeedupStudy) -> Section:
     blocks: list[Block] = []
     found = study.answer
-    if found is None:
-        lead = f"{headline(study)} No account of the time: {no_account(study)}."
-        blocks += [ladder(study)] if study.comparable and any(not figure.missing for figure in study.levels) else []
-    else:
-        lead = f"{headline(study)} {_took(study, found)}"
-        blocks += [ladder(study)] if study.comparable else []
+    lead = f"{headline(study)} {f'No account of the time: {no_account(study)}.' if found is None else _took(study, found)}"
+    blocks += [ladder(study)] if study.comparable and any(not figure.missing for figure in study.levels) else []
+    if found is not None:
         table = _table(study, found)
         blocks.append(answer_figure(_SIDES, found, table, "the ") if study.comparable else table)
         blocks += [Notes((most,))] if (most := _changed_most(study)) else []
@@ -324,7 +330,7 @@ def story(study: SpeedupStudy) -> str:
     attention = next((line for line in (found.lines if found else ()) if line.parts == (Part.OTHER_ATTENTION,)), None)
     if inner.level != "kernel" and attention is not None and attention.baseline_ns and attention.candidate_ns:
         name, ratio = "attention kernels", float(attention.baseline_ns / attention.candidate_ns)
-        doubts = "", doubts[1]
+        doubts = "no difference" if abs(ratio - 1) <= FLOOR else "", doubts[1]
     are, whole = "are" if name.endswith("s") else "is", outer.ratio or 0.0
     if any(doubts):
         said = f"The {name} {are} {_times(ratio, doubts[0])}; the {_NAMES[outer.level]} is {_times(whole, doubts[1])}."
@@ -353,8 +359,8 @@ def story(study: SpeedupStudy) -> str:
 
 
 def _doubt(figure: LevelFigure) -> str:
-    """Return why the interval of a level proves no speedup; empty where it does, or where there is no interval."""
-    return "" if figure.low is None else doubt_words(Ratio(1.0, figure.low, figure.high), figure.verdict or "")
+    """Return why a level is neither faster nor slower; empty where its interval proves that it is."""
+    return doubt_words(Ratio(1.0, figure.low, figure.high), figure.verdict or "")
 
 
 def _times(ratio: float, doubt: str = "") -> str:
@@ -448,7 +454,7 @@ def headline_levels(study: SpeedupStudy) -> tuple[LevelFigure, ...]:
 
 def _figure_words(figure: LevelFigure) -> str:
     interval = " (no interval)" if figure.low is None else f" [{figure.low:.2f}, {figure.high:.2f}]"
-    said = _doubt(figure) or (figure.verdict if figure.verdict in ("no difference", "inconclusive") else "")
+    said = figure.verdict if figure.low is None else _doubt(figure)
     doubt = f", {said}" if said else ""
     unlike = f" ({figure.unlike})" if figure.unlike else ""
     name = "focal kernel" if figure.level == "kernel" else _NAMES[figure.level]

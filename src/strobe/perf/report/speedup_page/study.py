@@ -276,7 +276,7 @@ def _with_focal(sides: Sequence[SideRequest], read: Sequence[Sequence[Trace]]) -
 def _load(request: SpeedupRequest, side: SideRequest, traces: tuple[Trace, ...], progress: Progress | None) -> LoadedSide:
     labels = trace_labels(traces) if traces else ()
     of_host = tuple(label for trace, label in zip(traces, labels, strict=True) if not len(trace.device_events))
-    on_host = host_step(traces)
+    on_host = host_step(traces, request.steps)
     if 0 < len(of_host) < len(traces):
         traces = tuple(trace for trace in traces if len(trace.device_events))
         labels = tuple(label for label in labels if label not in of_host)

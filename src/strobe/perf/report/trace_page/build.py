@@ -6,15 +6,15 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final, Literal
 
-from strobe.core.printable import first_of
+from strobe.core.printable import counted, first_of
 from strobe.perf.analysis.critical_path import CriticalPath, PathPartRow, WhatIfRow
 from strobe.perf.analysis.device import launch
 from strobe.perf.analysis.device.activity import HOST_LATE, DeviceRow
 from strobe.perf.analysis.device.kernels import kernel_part
-from strobe.perf.analysis.parts import Part
 from strobe.perf.analysis.structure.captures import holds_captures
 from strobe.perf.analysis.structure.ranges import BETWEEN, host_work
 from strobe.perf.analysis.structure.steps import Steps, TraceStepRow
+from strobe.perf.measure.stats import percentile
 from strobe.perf.report.blocks.fields import page, section_of
 from strobe.perf.report.study import TraceStudy
 from strobe.perf.report.trace_page.device import (
@@ -134,14 +134,12 @@ def _answer_section(study: TraceStudy) -> Section | None:
 
 def _sentences(study: TraceStudy, one: DeviceFindings, devices: int) -> Iterator[str]:
     done, busy = one.done, max(1, one.done.busy_ns)
-    more = f" ({devices - 1} more below)" if devices > 1 else ""
+    more = f" ({devices - 1} more in the tables)" if devices > 1 else ""
     verdict = "" if done.verdict == "busy" else f"; {done.verdict}"
     yield f"{one.name}{more}: busy for {_share(done.busy_ns, done.span_ns)} of {_ms(done.span_ns)} ms{verdict}."
     classes: Counter[str] = Counter()
     for row, names in one.kernels:
-        part = kernel_part(names[0].name)
-        work = part.value if part is Part.OTHER_KERNELS else part.work
-        classes[_KINDS.get(row.kind, work)] += row.exclusive_ns
+        classes[_KINDS.get(row.kind, kernel_part(names[0].name).work)] += row.exclusive_ns
     yield f"Of the busy time: {', '.join(f'{name} {_share(ns, busy)}' for name, ns in classes.most_common())}."
     most = [f"{shorten(row.kernel)} {_share(row.exclusive_ns, busy)}" for row in one.hot[:_MOST]]
     yield f"Most time: {', '.join(most)}."
@@ -173,8 +171,8 @@ def _steps(one: DeviceFindings) -> Iterator[str]:
     found = one.steps
     if not isinstance(found, Steps) or len(found.steps) == 1:
         return
-    lengths = sorted(step.length_ns for step in found.steps)
-    median, slowest = lengths[len(lengths) // 2], max(found.steps, key=_whole_ns)
+    lengths = [step.length_ns for step in found.steps]
+    median, slowest = percentile(lengths, 0.5), max(found.steps, key=_whole_ns)
     said = f"{len(lengths)} steps, median {_ms(median)} ms"
     if _whole_ns(slowest) > _SLOW_STEP * median:
         said += f"; the slowest, {slowest.step}, takes {_ms(_whole_ns(slowest))} ms"
@@ -190,11 +188,10 @@ def _layers(one: DeviceFindings) -> Iterator[str]:
     if found is None:
         return
     each = [layer.device_p50_ns for layer in found.layers]
-    times, slowest = sorted(each), max(each)
-    median, place = times[len(times) // 2], each.index(slowest)
+    median, slowest, place = percentile(each, 0.5), max(each), each.index(max(each))
     share = _share(found.sum_ns, sum(row.sum_ns for row in one.hot))
     which = f"that begin with {shorten(found.name)}" if found.by_kernels else f"of {shorten(found.name)}"
-    said = f"Layers: {len(times)} {which}, {_ms(median)} ms each (median), {share} of the work"
+    said = f"Layers: {len(each)} {which}, {_ms(median)} ms each (median), {share} of the work"
     if slowest > _SLOW_STEP * median:
         said += f"; the slowest, {found.layers[place].name or f'number {place}'}, takes {_ms(slowest)} ms"
     yield f"{said}."
@@ -228,7 +225,7 @@ _CATEGORIES = 6
 def trace_banners(study: TraceStudy) -> tuple[Banner, ...]:
     """Return the banners, those that void numbers first."""
     told = [(found.read, found.trace) for found in traces_of(study)]
-    mended = " events were kept after bad characters or durations were replaced"
+    how = "kept after bad characters or durations were replaced"
     ends = "the file ends before its JSON does; what stands before is analysed"
     seen = devices_of(study)
     uneven = [(one.name, uneven_text(one.steps)) for one in seen if isinstance(one.steps, Steps)]
@@ -237,7 +234,7 @@ def trace_banners(study: TraceStudy) -> tuple[Banner, ...]:
     costly = [(label, [key for key in _SLOWING_OPTIONS if trace.metadata.get(key) == "1"]) for trace, label in told]
     slowed = (f"{label}: {', '.join(keys)} {slow}" for label, keys in costly if keys)
     overlaps = (
-        f"{one.name}, stream {each.stream}: {each.overlap_pairs} pairs of {each.events} events, "
+        f"{one.name}, stream {each.stream}: {counted(each.overlap_pairs, 'pair')} of {each.events} events, "
         f"{each.overlap_ns / 1e3:.3f} µs in all, {each.longest_overlap_ns / 1e3:.3f} µs at most"
         for one in seen
         for each in one.account.streams
@@ -250,7 +247,7 @@ def trace_banners(study: TraceStudy) -> tuple[Banner, ...]:
         ("stop", "Damaged events", (f"{label}: {line}" for trace, label in told for line in trace.damage)),
         ("caution", "A trace of another profiler", (f"{label}: {trace.foreign}" for trace, label in told if trace.foreign)),
         ("caution", "Events not used", (text for one in told for text in _unused(*one))),
-        ("caution", "Events mended", (f"{label}: {trace.counts.mended}{mended}" for trace, label in told if trace.counts.mended)),
+        ("caution", "Events mended", (f"{at}: {counted(n, 'event')} {how}" for one, at in told if (n := one.counts.mended))),
         ("caution", "Skipped, no traces", study.skipped),
         ("caution", "No device events", (text for one in told for text in _empty(*one))),
         ("caution", "The trace may not hold all that ran", losses),
@@ -285,7 +282,7 @@ def _unused(trace: Trace, label: str) -> Iterator[str]:
     unused = trace.counts.unused
     if unused and not trace.foreign:
         found = [f"{count} of {repr(name) if name else 'no category'}" for name, count in unused.items()]
-        yield f"{label}: {sum(unused.values())} events are of categories that are not read: {first_of(found, _CATEGORIES)}"
+        yield f"{label}: {counted(sum(unused.values()), 'event')} of categories that are not read: {first_of(found, _CATEGORIES)}"
 
 
 def _empty(trace: Trace, label: str) -> Iterator[str]:
