@@ -24,7 +24,7 @@ from strobe.perf.analysis.ledger.account import (
 from strobe.perf.analysis.ledger.speedup import Answer, answer
 from strobe.perf.analysis.runs.compare import Comparison, Latencies, compare_stages, latencies, mirrored_pairs, side_clocks
 from strobe.perf.records.record import Clip
-from strobe.perf.report.study import Profile, RunStudy, Subject, tried
+from strobe.perf.report.study import Profile, RunStudy, Subject, or_reason
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,14 +60,14 @@ def find(study: RunStudy, allow_different: Sequence[str] = ()) -> tuple[Finding,
 
 def find_latencies(study: RunStudy) -> dict[str, Latencies | str]:
     """Return latencies by the subject's label; a text says why there are none."""
-    return {subject.label: tried(latencies, subject.run, subject.name) for subject in study.subjects}
+    return {subject.label: or_reason(latencies, subject.run, subject.name) for subject in study.subjects}
 
 
 def _finding(reference: Subject, candidate: Subject, allow_different: Sequence[str]) -> Finding:
     checks = compare_variants(candidate.run.header, reference.settings, candidate.settings, allow_different)
     if why := refusal(checks):
         return Finding(reference=reference, candidate=candidate, stages=why, ledger=why)
-    stages, account = tried(compare_stages, candidate.run, candidate.name), tried(_account, reference, candidate)
+    stages, account = or_reason(compare_stages, candidate.run, candidate.name), or_reason(_account, reference, candidate)
     ledger, found = (account, None) if isinstance(account, str) else account
     return Finding(reference=reference, candidate=candidate, stages=stages, ledger=ledger, answer=found)
 

@@ -22,7 +22,7 @@ from strobe.perf.report.blocks.fields import page, section_of, verdict_cell
 from strobe.perf.report.blocks.grid import BEST, front
 from strobe.perf.report.blocks.settings import banners, settings_section
 from strobe.perf.report.findings import Finding, find
-from strobe.perf.report.study import load_study, tried
+from strobe.perf.report.study import load_study, or_reason
 from strobe.perf.table.fields import Field, count, numeric, table_of, time
 from strobe.perf.table.model import (
     Axis,
@@ -168,8 +168,8 @@ def read_entries(folders: Sequence[Path]) -> tuple[LogEntry, ...]:
 
 def _entry(run: RunRecords, name: str) -> LogEntry:
     settings = next((each for each in run.variants if each.name == name), None)
-    found = tried(latencies, run, name) if settings is not None else "it never ran"
-    e2e = "the reference itself" if name == run.header.baseline else tried(compare_stage, run, name, E2E)
+    found = or_reason(latencies, run, name) if settings is not None else "it never ran"
+    e2e = "the reference itself" if name == run.header.baseline else or_reason(compare_stage, run, name, E2E)
     return LogEntry(run=run, name=name, settings=settings, latencies=found, e2e=e2e)
 
 

@@ -83,7 +83,7 @@ from strobe.perf.report.blocks.kernels import (
 )
 from strobe.perf.report.blocks.settings import banners, differences, settings_section, timed_facts
 from strobe.perf.report.findings import Finding, find, find_latencies
-from strobe.perf.report.study import Profile, RunStudy, Subject, only_pair, tried
+from strobe.perf.report.study import Profile, RunStudy, Subject, only_pair, or_reason
 from strobe.perf.table.fields import Field, beside, count, numeric, table_of, time
 from strobe.perf.table.model import (
     Axis,
@@ -166,7 +166,7 @@ def _between_runs(study: RunStudy) -> Table:
     first, own = study.runs[0], {variant.name for variant in study.runs[0].variants}
     ratio = f"time in {first.header.run} / time in run"
     rows = [
-        (variant.name, run.header.run, tried(compare_unpaired, first, run, E2E, variant=variant.name))
+        (variant.name, run.header.run, or_reason(compare_unpaired, first, run, E2E, variant=variant.name))
         for run in study.runs[1:]
         for variant in run.variants
         if variant.name in own
@@ -273,7 +273,7 @@ def breakdown_section(study: RunStudy) -> Section | None:
         label, profile = subject.label, subject.profile
         if not isinstance(profile, Profile) or PIECES.keys().isdisjoint(profile.record.regions):
             continue
-        own = tried(breakdown, profile.trace, profile.passes)
+        own = or_reason(breakdown, profile.trace, profile.passes)
         if isinstance(own, str):
             blocks.append(Notes((f"{label}: {own}",)))
         else:
@@ -317,14 +317,15 @@ def _verdict(found: LongClip) -> Table:
     part = len(found.first)
     words = (f"first {part}", f"last {part}", "change", "may grow by")
     holds: Field[Sequence[object]] = Field("holds", lambda row: row[-1])
-    rows: list[Sequence[object]] = []
-    for each in (*found.times, *found.held):
-        if each in found.times:
-            cells = [Time(each.first), Time(each.last), Share(each.growth / each.first), Share(each.may_grow / each.first)]
-        else:
-            cells = [bytes_cell(each.first, "GiB", 3), bytes_cell(each.last, "GiB", 3)]
-            cells += [bytes_cell(each.growth, "MiB", 2), bytes_cell(each.may_grow, "MiB", 0)]
-        rows.append((_WORDS[each.what], *cells, Text("yes", "good") if each.holds else Text("NO", "bad")))
+    rows: list[Sequence[object]] = [
+        (_WORDS[each.what], Time(each.first), Time(each.last), Share(each.growth / each.first), Share(each.may_grow / each.first))
+        for each in found.times
+    ]
+    for each in found.held:
+        sizes = bytes_cell(each.first, "GiB", 3), bytes_cell(each.last, "GiB", 3)
+        rows.append((_WORDS[each.what], *sizes, bytes_cell(each.growth, "MiB", 2), bytes_cell(each.may_grow, "MiB", 0)))
+    judged = [Text("yes", "good") if each.holds else Text("NO", "bad") for each in (*found.times, *found.held)]
+    rows = [(*row, said) for row, said in zip(rows, judged, strict=True)]
     drift: Cell = Missing("fewer than 100 frame blocks", "-") if found.drift is None else Share(found.drift)
     rows.append(("drift of a frame block over 1,000", "", "", drift, "", Text("told, not judged", "muted")))
     note = (

@@ -40,7 +40,7 @@ T = TypeVar("T")
 P = ParamSpec("P")
 
 
-def tried(find: Callable[P, T], *args: P.args, **named: P.kwargs) -> T | str:
+def or_reason(find: Callable[P, T], *args: P.args, **named: P.kwargs) -> T | str:
     """Return what a function finds, or the text of its `DataError`, which says why there is nothing."""
     try:
         return find(*args, **named)

@@ -49,7 +49,7 @@ from strobe.perf.analysis.structure.sections import SectionRow, find_sections, p
 from strobe.perf.analysis.structure.steps import LayerGroup, Steps, find_steps, layer_groups
 from strobe.perf.report.blocks.fields import section_of, spread
 from strobe.perf.report.blocks.kernels import IDLE_KINDS, Piece, class_table, draw_lanes, merged
-from strobe.perf.report.study import TraceStudy, tried
+from strobe.perf.report.study import TraceStudy, or_reason
 from strobe.perf.table.fields import (
     Field,
     beside,
@@ -151,7 +151,7 @@ class TraceFindings:
         """The critical path, or why there is none; `None` without device events or details."""
         if self.read.details is None or not len(self.read.device_events):
             return None
-        return tried(critical_path, self.read, self.window)
+        return or_reason(critical_path, self.read, self.window)
 
     @property
     def known_path(self) -> tuple[CriticalPath, ...]:
