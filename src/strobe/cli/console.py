@@ -90,7 +90,8 @@ class Output:
             from strobe.perf.report.documents.runs import SCHEMA_VERSION
 
             versioned = {"v": SCHEMA_VERSION, **document}
-            sys.stdout.write(clean_lines(json.dumps(versioned, indent=2, ensure_ascii=False, allow_nan=False)) + "\n")
+            foreign = (sys.stdout.encoding or "utf-8").lower() != "utf-8"
+            sys.stdout.write(clean_lines(json.dumps(versioned, indent=2, ensure_ascii=foreign, allow_nan=False)) + "\n")
             sys.stdout.flush()  # a verb that goes on is read through a pipe
 
     @contextmanager
