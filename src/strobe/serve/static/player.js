@@ -103,6 +103,7 @@ export class Player {
   hear(message) {
     if (message.type === "welcome") {
       this.tries = 0;
+      if (this.secret !== message.secret) this.hear({ type: "state", state: "playing" }); // as a new stream does
       this.secret = message.secret;
       this.generation = message.generation;
       this.next = message.resumed_at_frame;
