@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated, Final
@@ -96,7 +97,8 @@ def _listen(settings: ServeSettings) -> socket.socket:
         listening.listen(256)
     except OSError as error:
         listening.close()
-        other = "an address of this machine to --host" if isinstance(error, socket.gaierror) else "another --port, or 0 for any"
+        away = isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL
+        other = "an address of this machine to --host" if away else "another --port, or 0 for any"
         raise ConfigError(f"cannot listen on {settings.host}:{settings.port}: {error.strerror or error}; give {other}") from error
     return listening
 

@@ -80,13 +80,10 @@ class Connection:
             if channel is not None and channel.send == self._post:
                 channel.send, channel.left_s = None, monotonic()
                 self.hub.tell_worker(channel)
-            await self._shut()
-
-    async def _shut(self) -> None:
-        if self.socket.application_state is WebSocketState.CONNECTED:
-            with suppress(Exception):
-                async with asyncio.timeout(2.0):
-                    await self.socket.close(1000)
+            if self.socket.application_state is WebSocketState.CONNECTED:
+                with suppress(Exception):
+                    async with asyncio.timeout(2.0):
+                        await self.socket.close(1000)
 
     async def _receive_all(self) -> None:
         """Receive messages as they come. If one cannot be read or the viewer goes, what came before is obeyed first."""

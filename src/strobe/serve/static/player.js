@@ -119,10 +119,9 @@ export class Player {
       this.clear();
       this.decoder = null;
     } else if (message.type === "refused") {
-      this.closed = true;
+      this.closed = !this.secret;
       if (this.secret) {
         if (message.retry_s === null) this.secret = ""; // else the stream is there, and may be had in a moment
-        this.closed = false;
         this.socket.close();
         return;
       }
