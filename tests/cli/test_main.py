@@ -308,6 +308,7 @@ WRONG = [
     ("serve --tls-cert no.pem --tls-key no.pem", "--tls-cert no.pem: there is no file of that name"),
     ("serve --host nowhere.invalid --token xxxxxxxxxxxxxxxx --insecure-http", "give an address of this machine to --host"),
     ("serve --host 192.0.2.1 --token xxxxxxxxxxxxxxxx --insecure-http", "address; give an address of this machine to --host"),
+    ("serve --tls-cert mine.txt --tls-key mine.txt --port 0", "; give a pair in PEM"),
     ("serve --token short", "--token: one of 5 characters can be guessed; give at least 16"),
     ("speedup", "--baseline-log"),
     ("compare baseline balanced --allow-different tokns", "did you mean 'tokens'"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import socket
+import ssl
 from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -63,6 +64,11 @@ def serve(
         return read
 
     server = StreamServer(loaded, found, preset=preset, settings=settings)
+    runs = Listening(server, settings)
+    try:
+        runs.config.load()
+    except ssl.SSLError as error:
+        raise ConfigError(f"--tls-cert {settings.tls_cert}, --tls-key {settings.tls_key}: {error}; give a pair in PEM") from error
     host, port = listening.getsockname()[:2]
     url, others = _addresses(settings, host, port)
     output.note(f"strobe serve: {url} ({model.model}, {preset}, {found})")
@@ -70,7 +76,7 @@ def serve(
         output.note(f"from another machine: {way}")
     output.emit({"url": url, "port": port, "model": model.model, "preset": preset, "device": str(found)})
     with listening, suppress(KeyboardInterrupt):  # uvicorn raises it again when it has closed every connection
-        Listening(server, settings).run(sockets=[listening])
+        runs.run(sockets=[listening])
     if server.error is not None:
         raise server.error
     output.note("strobe serve: ended; every viewer was told")
