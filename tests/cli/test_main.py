@@ -309,6 +309,8 @@ WRONG = [
     ("serve --host nowhere.invalid --token xxxxxxxxxxxxxxxx --insecure-http", "give an address of this machine to --host"),
     ("serve --host 192.0.2.1 --token xxxxxxxxxxxxxxxx --insecure-http", "address; give an address of this machine to --host"),
     ("serve --tls-cert mine.txt --tls-key mine.txt --port 0", "; give a pair in PEM"),
+    ("serve --token äöü-long-secret-word", "--token: give letters, digits and signs of ASCII"),
+    ("serve --token 'a-long-secret-word '", "--token: give letters, digits and signs of ASCII"),
     ("serve --token short", "--token: one of 5 characters can be guessed; give at least 16"),
     ("speedup", "--baseline-log"),
     ("compare baseline balanced --allow-different tokns", "did you mean 'tokens'"),
