@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from strobe.engine.model import Model
 
 NEEDS = ("starlette.applications", "uvicorn", "websockets.asyncio.client", "prometheus_client", "python_multipart")
-
-
 SETTINGS: Final = named("Parameters", start_buffer_s="buffer", suspend_s="suspend", resume_s="resume")
 
 

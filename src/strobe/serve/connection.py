@@ -201,7 +201,9 @@ class Connection:
         height, width = defaults.frame_size
         preset, note = stream.origin.preset, f"other bits than before: {channel.differs}" if channel.differs else ""
         if not note and (share := worker.costs[preset].share) > 1:
-            note = f"{preset} makes {1 / share:.2f} seconds of video a second here, so it will stall; take a faster preset"
+            best = min(worker.costs, key=lambda name: (worker.costs[name].share, name != preset))
+            advice = "no preset here is faster" if best == preset else f"{best} is faster"
+            note = f"{preset} makes {1 / share:.2f} seconds of video a second here, so it will stall; {advice}"
         return Welcome(
             v=protocol.VERSION,
             stream=channel.name,
