@@ -20,8 +20,8 @@ Generated from `strobe.serve.protocol` by `make docs`; do not edit. This is vers
 
 {python_inspect.getdoc(protocol)}
 
-The socket is `/v1/stream`. Every message is one JSON object whose key `type` says which it is; unknown keys are refused.
-What cannot be obeyed is answered with `error`, and the stream goes on.
+The socket is `/v1/stream`. Every message is a JSON object with a `type`. What cannot be obeyed is answered with `error`,
+and the stream goes on. Unknown keys and values also end the connection.
 
 Behind a key stand its type and, if it may be left out, its default. `count` is an integer from 0 to {_COUNT},
 `int[1..64]` one from 1 to 64, and `str[..64]` a text of at most 64 characters.

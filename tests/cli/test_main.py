@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import json
 import os
 import shlex
 import signal
@@ -119,6 +121,19 @@ def test_a_reader_that_goes_away_is_no_error(flags: list[str]) -> None:
     os.close(writer)
     assert done.returncode == module.BROKEN_PIPE
     assert done.stderr == ""
+
+
+@pytest.mark.parametrize("flags", [[], ["--json"]])
+def test_a_stdout_without_a_character_a_width_or_at_all(monkeypatch: pytest.MonkeyPatch, flags: list[str]) -> None:
+    words = ["speedup", *(str(CASE / name) for name in ("fa.log", "fa.pt.trace.json.gz", "vsa.log", "vsa.pt.trace.json.gz"))]
+    monkeypatch.setenv("COLUMNS", "0")
+    monkeypatch.setattr(sys, "stdout", stdout := io.TextIOWrapper(io.BytesIO(), encoding="ascii"))
+    assert main([*words, *flags]) == 0
+    stdout.seek(0)
+    said = stdout.read()
+    assert "\\u00b5" in said and json.loads(said) if flags else "?" in said and "saves 6.773 ms of a 12.94 ms step" in said
+    monkeypatch.setattr(sys, "stdout", None)
+    assert main([*words, *flags]) == 0
 
 
 LACKS = ImplUnavailableError("cuda", "no GPU on this machine", ["cpu"])
@@ -292,6 +307,9 @@ WRONG = [
     ("serve --tls-cert cert.pem", "give both --tls-cert and --tls-key, or neither"),
     ("serve --tls-cert no.pem --tls-key no.pem", "--tls-cert no.pem: there is no file of that name"),
     ("serve --host nowhere.invalid --token xxxxxxxxxxxxxxxx --insecure-http", "give an address of this machine to --host"),
+    ("serve --host 192.0.2.1 --token xxxxxxxxxxxxxxxx --insecure-http", "address; give an address of this machine to --host"),
+    ("serve --tls-cert mine.txt --tls-key mine.txt --port 0", "; give a pair in PEM"),
+    ("serve --token 'a-long-secret-wörd'", "--token: give letters, digits and signs of ASCII"),
     ("serve --token short", "--token: one of 5 characters can be guessed; give at least 16"),
     ("speedup", "--baseline-log"),
     ("compare baseline balanced --allow-different tokns", "did you mean 'tokens'"),

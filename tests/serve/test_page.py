@@ -164,6 +164,28 @@ def test_branches_go_back_and_beside(page: Any) -> None:
     assert not page.is_visible("#screen-b")
 
 
+def test_another_preset_or_picture_shows_what_it_is_and_a_wrong_picture_costs_nothing(page: Any, tmp_path: Path) -> None:
+    page.select_option("#preset", "sparse")
+    page.click("#settings button.wide")
+    page.get_by_text("began again").wait_for(timeout=20_000)
+    assert "shapes · sparse ·" in page.inner_text("#facts")
+    page.click("#branch")
+    page.click("#record")
+    page.locator("#record[aria-pressed='true']").wait_for(timeout=10_000)
+    page.set_input_files("#image", {"name": "notes.png", "mimeType": "image/png", "buffer": b"no picture"})
+    page.click("#settings button.wide")
+    page.get_by_text("the image cannot be read; choose a PNG").wait_for(timeout=10_000)
+    assert page.inner_text("#state") != "refused" and page.locator("#branches li").count() == 1
+    page.click("#play")
+    page.get_by_text("paused").first.wait_for(timeout=10_000)
+    page.locator("#picture").screenshot(path=tmp_path / "start.png")
+    page.set_input_files("#image", tmp_path / "start.png")
+    page.click("#settings button.wide")
+    wait_for(page, "branches of the stream before", lambda: page.locator("#branches li").count() == 0)
+    assert page.inner_text("#record") == "Record"
+    assert page.inner_text("#play-text") == "Pause" and page.evaluate("() => strobe.player.playing")
+
+
 def test_a_recorded_clip_downloads(page: Any, tmp_path: Path) -> None:
     recorded(page, tmp_path / "clip.mp4")
 

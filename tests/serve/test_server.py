@@ -8,6 +8,7 @@ import socket
 import time
 from collections.abc import Coroutine
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import av
@@ -189,6 +190,15 @@ async def test_unknown_presets_and_versions_are_refused_with_what_fits(running: 
         await opened(running.ws, preset="ultra")
     with pytest.raises(RefusedError, match="elephant"):
         await opened(running.ws, prompt="an elephant")
+
+
+async def test_a_preset_that_stalls_names_a_faster_one_if_there_is_one(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    costs = {name: replace(cost, block_s=9.0 - (name == "turbo")) for name, cost in running.hub.worker.costs.items()}
+    monkeypatch.setattr(running.hub.worker, "costs", costs)
+    for preset, advice in (("turbo", "no preset here is faster"), ("balanced", "turbo is faster")):
+        async with watch(running.ws, prompt=CIRCLE, preset=preset) as viewer:
+            assert viewer.welcome.note.endswith(advice)
+            await viewer.send(protocol.Close())
 
 
 def test_what_operators_read(running: Running) -> None:

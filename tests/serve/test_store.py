@@ -290,6 +290,16 @@ def test_a_clip_that_is_as_long_as_it_may_be_ends_with_a_word(monkeypatch: pytes
     assert told == [clip] and "at most 1 s" in clip.why and clip.frames == plays == FPS
 
 
+def test_a_clip_that_nobody_asked_for_leaves_no_file() -> None:
+    here = Recordings(Metrics(), lambda *_: None)
+    here.start("a", FPS)
+    here.add("a", noise(12))
+    there = here._writer.submit(lambda: list(Path(here._folder.name).iterdir())).result()
+    here.stop("a")
+    assert there and not here._writer.submit(lambda: list(Path(here._folder.name).iterdir())).result()
+    here.close()
+
+
 async def test_a_kept_stream_plays_on_and_its_viewer_and_operator_are_told_once(
     disk: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -90,7 +90,8 @@ class Output:
             from strobe.perf.report.documents.runs import SCHEMA_VERSION
 
             versioned = {"v": SCHEMA_VERSION, **document}
-            sys.stdout.write(clean_lines(json.dumps(versioned, indent=2, ensure_ascii=False, allow_nan=False)) + "\n")
+            foreign = (sys.stdout.encoding or "utf-8").lower() != "utf-8"
+            sys.stdout.write(clean_lines(json.dumps(versioned, indent=2, ensure_ascii=foreign, allow_nan=False)) + "\n")
             sys.stdout.flush()  # a verb that goes on is read through a pipe
 
     @contextmanager
@@ -226,7 +227,10 @@ def table_text(table: Table, max_rows: int = MAX_ROWS, *, notes: bool = True) ->
         MAX_NAME if most is None or (at and column.numeric) else 2 * most // 5 if at == 0 else _NARROW  # no number is cut
         for at, column in enumerate(table.columns)
     ]
-    lines = [[_cut(clean(text), cut) for text, cut in zip(row, cuts, strict=True)] for row in (heads, *rows)]
+    lines = [
+        [text if len(text) <= cut else f"{text[: cut - 3]}..." for text, cut in zip(map(clean, row), cuts, strict=True)]
+        for row in (heads, *rows)
+    ]
     widths = [max(len(line[at]) for line in lines) for at in range(len(heads))]
     order = sorted(range(len(widths)), key=lambda at: (at > 0, at > 0 and not table.columns[at].numeric, at))
     shown = sorted(_fitting(widths, order, most))
@@ -266,7 +270,3 @@ def banner_texts(banners: Iterable[Banner], levels: tuple[str, ...] = ("stop", "
         if banner.level in levels:
             title = styled((banner.title, "bold red" if banner.level == "stop" else "bold yellow"))
             yield joined_lines((title, *(f"  {item}" for item in banner.items), ""))
-
-
-def _cut(text: str, most: int) -> str:
-    return text if len(text) <= most else f"{text[: most - 3]}..."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import os
 import signal
 import sys
@@ -20,6 +21,7 @@ from strobe.cli.defaults import fill_in
 from strobe.cli.ranks import says
 from strobe.core.errors import NO_PLACE, ConfigError, DataError, SessionError, ShapeError, StrobeError, Terminated
 from strobe.core.printable import clean, clean_lines
+from strobe.core.settings import heed_columns
 
 OK: Final = 0
 USAGE: Final = 2
@@ -85,6 +87,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line and return its exit code. Errors are a line on stderr, of weights a table; `--debug` adds the
     traceback."""
     tokens = list(sys.argv[1:] if argv is None else argv)
+    heed_columns()
+    sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115 - the process was started with it closed
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # where the locale lacks a character
     try:
         listing = not tokens or (set(tokens) & {*HELP} and tokens[0].startswith("-"))
         line = command_line(lists=True) if listing else app

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import socket
+import ssl
 from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -17,8 +19,6 @@ if TYPE_CHECKING:
     from strobe.engine.model import Model
 
 NEEDS = ("starlette.applications", "uvicorn", "websockets.asyncio.client", "prometheus_client", "python_multipart")
-
-
 SETTINGS: Final = named("Parameters", start_buffer_s="buffer", suspend_s="suspend", resume_s="resume")
 
 
@@ -62,6 +62,11 @@ def serve(
         return read
 
     server = StreamServer(loaded, found, preset=preset, settings=settings)
+    runs = Listening(server, settings)
+    try:
+        runs.config.load()
+    except ssl.SSLError as error:
+        raise ConfigError(f"--tls-cert {settings.tls_cert}, --tls-key {settings.tls_key}: {error}; give a pair in PEM") from error
     host, port = listening.getsockname()[:2]
     url, others = _addresses(settings, host, port)
     output.note(f"strobe serve: {url} ({model.model}, {preset}, {found})")
@@ -69,7 +74,7 @@ def serve(
         output.note(f"from another machine: {way}")
     output.emit({"url": url, "port": port, "model": model.model, "preset": preset, "device": str(found)})
     with listening, suppress(KeyboardInterrupt):  # uvicorn raises it again when it has closed every connection
-        Listening(server, settings).run(sockets=[listening])
+        runs.run(sockets=[listening])
     if server.error is not None:
         raise server.error
     output.note("strobe serve: ended; every viewer was told")
@@ -96,7 +101,8 @@ def _listen(settings: ServeSettings) -> socket.socket:
         listening.listen(256)
     except OSError as error:
         listening.close()
-        other = "an address of this machine to --host" if isinstance(error, socket.gaierror) else "another --port, or 0 for any"
+        away = isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL
+        other = "an address of this machine to --host" if away else "another --port, or 0 for any"
         raise ConfigError(f"cannot listen on {settings.host}:{settings.port}: {error.strerror or error}; give {other}") from error
     return listening
 

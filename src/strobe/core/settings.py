@@ -98,6 +98,12 @@ def silence_downloads() -> None:
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 
 
+def heed_columns() -> None:
+    """Drop `COLUMNS` if it is no positive number, and so no width: with 0, pages of `--help` would have no end."""
+    if not os.environ.get("COLUMNS", "").strip("0").isdecimal():
+        os.environ.pop("COLUMNS", None)
+
+
 def environment(prefix: str) -> dict[str, str]:
     """Variables whose name begins with a prefix."""
     return {name: value for name, value in sorted(os.environ.items()) if name.startswith(prefix)}

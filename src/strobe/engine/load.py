@@ -219,7 +219,7 @@ def _wan(name: str, config: WanConfig | None, given: Weights) -> Model:
     dit = opened.read()  # last: whatever else is wrong has been told
     return Model(
         name=name,
-        hashed=lambda: _together(hashed(), *added),
+        hashed=lambda: hashlib.sha256("".join((hashed(), *added)).encode()).hexdigest() if added else hashed(),
         dit=dit,
         text=text_encoder(folder, given),
         vae=vae,
@@ -227,10 +227,6 @@ def _wan(name: str, config: WanConfig | None, given: Weights) -> Model:
         loras=loras,
         notes=(f"recipe {recipe}: {why}", *(f"LoRA {lora.account}" for lora in loras)),
     )
-
-
-def _together(weights: str, *loras: str) -> str:
-    return hashlib.sha256("".join((weights, *loras)).encode()).hexdigest() if loras else weights
 
 
 def _named_wan(name: str, given: Weights) -> Model:

@@ -290,14 +290,11 @@ class Stream:
         Raises:
             SessionError: the last frame block failed half-way, so the cache is not that of `state`.
         """
-        self._whole()
+        if self._half_way:
+            raise SessionError(f"frame block {self.state.next_block} was given up half-way; generate it, then go on")
         self._settle()
         frames = None if self._ready is None else self._ready.samples.clone()  # its owner may draw on it
         return replace(self.state, undelivered=frames, decoder=self._decoder.copied(self.state.decoder)), self._cache.snapshot()
-
-    def _whole(self) -> None:
-        if self._half_way:
-            raise SessionError(f"frame block {self.state.next_block} was given up half-way; generate it, then go on")
 
     def restore(self, state: StreamState, cache: CacheState) -> None:
         """Return to a snapshot of a stream with the same model and configuration, maybe on another device.

@@ -114,7 +114,8 @@ def read_image(path: Path, size: tuple[int, int]) -> Tensor:
     try:
         return decode_image(path.read_bytes(), size)
     except (OSError, DataError) as error:
-        raise DataError(f"cannot read the picture {path}: {error}; give a .png, .jpg or .webp file") from error
+        why = f"{error.strerror}; give a .png, .jpg or .webp file" if isinstance(error, OSError) else error
+        raise DataError(f"cannot read the picture {path}: {why}") from error
 
 
 def decode_image(data: bytes, size: tuple[int, int]) -> Tensor:
@@ -130,7 +131,7 @@ def decode_image(data: bytes, size: tuple[int, int]) -> Tensor:
         with cast("InputContainer", av.open(io.BytesIO(data))) as file:
             told = file.streams.video[0].codec_context
             if told.width * told.height > MOST_PIXELS:
-                raise DataError(f"it has {told.width}x{told.height} pixels, and at most {MOST_PIXELS} are read")
+                raise DataError(f"the start image has {told.width}x{told.height} pixels, and at most {MOST_PIXELS} are read")
             picture = next(file.decode(video=0))
             scale = max(size[0] / picture.height, size[1] / picture.width)
             height, width = (
@@ -138,7 +139,7 @@ def decode_image(data: bytes, size: tuple[int, int]) -> Tensor:
             )
             pixels = picture.to_ndarray(format="rgb24", width=width, height=height, interpolation="AREA")
     except (OSError, av.FFmpegError, IndexError, StopIteration) as error:
-        raise DataError("no picture in it" if isinstance(error, IndexError | StopIteration) else str(error)) from error
+        raise DataError("the start image has no PNG, JPEG or WebP picture in it that can be read") from error
     top, left = (height - size[0]) // 2, (width - size[1]) // 2
     return torch.from_numpy(pixels[top : top + size[0], left : left + size[1]].copy()).unsqueeze(0)
 

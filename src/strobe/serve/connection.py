@@ -80,13 +80,10 @@ class Connection:
             if channel is not None and channel.send == self._post:
                 channel.send, channel.left_s = None, monotonic()
                 self.hub.tell_worker(channel)
-            await self._shut()
-
-    async def _shut(self) -> None:
-        if self.socket.application_state is WebSocketState.CONNECTED:
-            with suppress(Exception):
-                async with asyncio.timeout(2.0):
-                    await self.socket.close(1000)
+            if self.socket.application_state is WebSocketState.CONNECTED:
+                with suppress(Exception):
+                    async with asyncio.timeout(2.0):
+                        await self.socket.close(1000)
 
     async def _receive_all(self) -> None:
         """Receive messages as they come. If one cannot be read or the viewer goes, what came before is obeyed first."""
@@ -204,7 +201,9 @@ class Connection:
         height, width = defaults.frame_size
         preset, note = stream.origin.preset, f"other bits than before: {channel.differs}" if channel.differs else ""
         if not note and (share := worker.costs[preset].share) > 1:
-            note = f"{preset} makes {1 / share:.2f} seconds of video a second here, so it will stall; take a faster preset"
+            best = min(worker.costs, key=lambda name: (worker.costs[name].share, name != preset))
+            advice = "no preset here is faster" if best == preset else f"{best} is faster"
+            note = f"{preset} makes {1 / share:.2f} seconds of video a second here, so it will stall; {advice}"
         return Welcome(
             v=protocol.VERSION,
             stream=channel.name,

@@ -97,10 +97,11 @@ class Recordings:
         return await asyncio.get_running_loop().run_in_executor(self._writer, self._finish, growing)
 
     def stop(self, stream: str) -> None:
-        """End a clip that nobody has asked for in time; it goes with the folder."""
+        """End and remove a clip that nobody has asked for in time; one that ended by itself can be downloaded."""
         growing = self._growing.pop(stream, None)
-        if growing is not None:
+        if growing is not None and growing.ended is None:
             self._writer.submit(growing.video.close)
+            self._writer.submit(lambda: growing.video.written.unlink(missing_ok=True))
 
     def close(self) -> None:
         for stream in list(self._growing):
@@ -356,6 +357,7 @@ class Hub:
         channel = self.channels.pop(name, None)
         if channel is not None:
             self._secrets.pop(channel.secret, None)
+            self.recordings.stop(name)
             if self.keeper is not None:
                 self.keeper.end(name)
             told = str(error) if isinstance(error, StrobeError) else f"the server could not go on: {type(error).__name__}"

@@ -101,7 +101,8 @@ class Keeper:
             return
         record = record_of(worker, name)
         beat = (block.index + 1) % (self.every or BEAT) == 0
-        changed = beat or "log" in kept.failing or _changed(kept.saved, record)
+        last, changed = kept.saved, beat or "log" in kept.failing
+        changed |= (last.generation, last.log, last.waiting) != (record.generation, record.log, record.waiting)
         self._logs.submit(self._write_then, kept, record if changed else None, then)
         if self.every and beat and not kept.busy and record.waiting is None and record.painted <= record.frames_made:
             began = perf_counter()
@@ -246,7 +247,3 @@ def record_of(worker: Worker, name: str) -> SavedStream:
 
 def _files(saved: SavedStream) -> set[str]:
     return {each.file for each in (*saved.states, *(branch.state for branch in saved.branches))}
-
-
-def _changed(before: SavedStream, now: SavedStream) -> bool:
-    return (before.generation, before.log, before.waiting) != (now.generation, now.log, now.waiting)

@@ -75,6 +75,8 @@ class ServeSettings:
                     f"--host {self.host} can be reached by others, and without TLS they can read the token: give --tls-cert and "
                     "--tls-key, put a proxy with TLS in front of 127.0.0.1, or say --insecure-http"
                 )
+        if not (self.token.isascii() and self.token.isprintable() and self.token == self.token.strip()):
+            raise ConfigError("--token: give letters, digits and signs of ASCII, and no space at an end: headers carry no others")
         if self.token and len(self.token) < 16:
             raise ConfigError(f"--token: one of {len(self.token)} characters can be guessed; give at least 16")
 

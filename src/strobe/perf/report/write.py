@@ -304,16 +304,10 @@ def _block(block: Block) -> list[str]:
         case Figure(table=table) | Headlines(table=table):
             return _table(table)
         case Videos(items=items):
-            links = ((escape(video.label), _target(video.path), escape(video.caption)) for video in items)
+            links = ((escape(video.label), quote(video.path, errors="replace"), escape(video.caption)) for video in items)
             return [*(f"* [{label}](<{target}>) {caption}".rstrip() for label, target, caption in links), ""]
         case _:
             assert_never(block)
-
-
-def _target(path: str) -> str:
-    return re.sub(
-        r"[^A-Za-z0-9._/-]", lambda found: "".join(f"%{byte:02X}" for byte in found[0].encode("utf-8", "replace")), path
-    )
 
 
 def reasons_below(table: Table) -> Table:

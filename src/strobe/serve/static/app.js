@@ -45,6 +45,10 @@ function button(label, act) {
 
 const player = new Player($("picture"), {
   welcome(message) {
+    if (message.stream !== show.welcome?.stream) {
+      $("branches").replaceChildren(); // they went with the stream before
+      if ($("record").getAttribute("aria-pressed") === "true") this.recorded({ on: false, why: "the recording went with its stream" });
+    }
     show.welcome = message;
     show.accepted = message.prompt;
     veil(null);
@@ -96,7 +100,7 @@ const player = new Player($("picture"), {
     timeline.reset(message.prompt, message.frame);
     strip.clear();
     $("caption-a").textContent = message.prompt;
-    $("facts").textContent = $("facts").textContent.replace(/seed \d+/, `seed ${message.seed}`);
+    $("facts").textContent = $("facts").textContent.replace(/· .+? ·(.*)seed \d+/, `· ${message.preset} ·$1seed ${message.seed}`);
     say(message.why === "reset" ? "began again" : `back at ${message.why}`);
   },
   marked(message) {
@@ -158,7 +162,8 @@ const player = new Player($("picture"), {
   },
   refused(message) {
     const fits = message.fits.map((name) => [`Use ${name}`, () => retry({ preset: name })]);
-    veil("Not now", message.reason, { actions: [...fits, ["Try again", () => retry({})]] });
+    const without = player.options.image ? [["Without the start image", () => retry({ prompt: show.accepted, image: "" })]] : [];
+    veil("Not now", message.reason, { actions: [...fits, ...without, ["Try again", () => retry({})]] });
     state("lost", "refused");
   },
   ended(message) {
@@ -341,17 +346,14 @@ function openSecond(secret) {
   second?.close();
   $("screen-b").hidden = false;
   fit();
+  const over = ({ reason }) => ($("caption-b").textContent = reason);
   second = new Player($("picture-b"), {
     welcome(message) {
       $("caption-b").textContent = `branch: ${message.prompt}`;
       fit();
     },
-    ended(message) {
-      $("caption-b").textContent = message.reason;
-    },
-    refused(message) {
-      $("caption-b").textContent = message.reason;
-    },
+    ended: over,
+    refused: over,
   });
   second.secret = secret;
   second.open();
@@ -386,8 +388,10 @@ $("settings").addEventListener("submit", async (event) => {
     player.say({ type: "reset", ...asked });
     return;
   }
-  if (file.size > 4_000_000) {
-    say(`the image has ${(file.size / 1e6).toFixed(1)} MB; at most 4 MB are taken`, "error");
+  const readable = await createImageBitmap(file).catch(() => null); // asked before the stream is given up for it
+  if (!readable || file.size > 4_000_000) {
+    const why = readable ? `has ${(file.size / 1e6).toFixed(1)} MB; at most 4 MB are taken` : "cannot be read; choose a PNG, JPEG or WebP";
+    say(`the image ${why}`, "error");
     return;
   }
   const bytes = new Uint8Array(await file.arrayBuffer());

@@ -103,6 +103,7 @@ export class Player {
   hear(message) {
     if (message.type === "welcome") {
       this.tries = 0;
+      if (this.secret !== message.secret) this.hear({ type: "state", state: "playing" }); // as a new stream does
       this.secret = message.secret;
       this.generation = message.generation;
       this.next = message.resumed_at_frame;
@@ -118,10 +119,9 @@ export class Player {
       this.clear();
       this.decoder = null;
     } else if (message.type === "refused") {
-      this.closed = true;
+      this.closed = !this.secret;
       if (this.secret) {
         if (message.retry_s === null) this.secret = ""; // else the stream is there, and may be had in a moment
-        this.closed = false;
         this.socket.close();
         return;
       }
