@@ -377,6 +377,15 @@ def test_a_dense_layer_keeps_its_gate() -> None:
         assert {(row.runs, row.gated) for row in handle.report().layers} == {("dense", True)}
 
 
+def test_gates_that_an_inference_put_in_can_be_trained_with() -> None:
+    case = wan(1)
+    states = case.arguments["hidden_states"].requires_grad_()
+    with torch.inference_mode():
+        sparsify(case.model, sparsity=0.5, gates=gates())
+    case.model(**case.arguments, return_dict=False)[0].sum().backward()
+    assert states.grad.abs().max() > 0
+
+
 PER_HEAD = {
     f"transformer_blocks.{number}.attn1.to_gate_compress.{kind}": torch.zeros(shape)
     for number in range(2)
