@@ -95,6 +95,18 @@ def test_what_a_stream_yields_and_holds_is_shown_in_a_line(make: Make) -> None:
     assert "next_block=1, prompts=('red circle',)" in repr(session.snapshot()) and "tensor(" not in repr(session.snapshot())
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_what_a_program_sets_for_torch_leaves_its_streams_as_they_are(
+    make: Make, tiny: Model, dtype: torch.dtype, request: pytest.FixtureRequest
+) -> None:
+    with_lora = replace(tiny, loras=(lora(tiny),))
+    alone = play(make(model=with_lora), 3)
+    request.addfinalizer(lambda: torch.set_default_dtype(torch.float32))
+    torch.set_default_dtype(dtype)
+    with torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.float32):
+        assert same_blocks(play(make(model=with_lora), 3), alone)
+
+
 class TestSnapshots:
     @pytest.mark.parametrize("before", [0, 2, 9])
     @pytest.mark.parametrize(

@@ -24,7 +24,8 @@ def ambient(tensor: Tensor, impl: str = "") -> AbstractContextManager[None]:
     if torch.compiler.is_compiling():
         return _AS_IT_IS
     elsewhere = tensor.is_cuda and torch.cuda.current_device() != tensor.device.index
-    around = _changed(tensor.device) if elsewhere or torch.is_autocast_enabled(tensor.device.type) else _AS_IT_IS
+    cast = not tensor.is_meta and torch.is_autocast_enabled(tensor.device.type)  # torch has no autocast there
+    around = _changed(tensor.device) if elsewhere or cast else _AS_IT_IS
     if impl in ("", "reference"):
         return around
     forward_mode = torch.autograd.forward_ad._current_level >= 0

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from strobe.attention.around import ambient
 from strobe.core.errors import ImplUnavailableError
 
 Gradients = Sequence[Tensor | None]
@@ -38,7 +39,7 @@ def first_derivatives_only(
         @wraps(backward)
         def differentiate(ctx: Any, *d_outputs: Tensor | None) -> Gradients:
             saved = ctx.saved_tensors  # once: a checkpoint gives them out only once
-            with torch.no_grad():
+            with torch.no_grad(), ambient(next(each for each in (*saved, *d_outputs) if each is not None)):
                 found = backward(ctx, saved, *d_outputs)
             if not torch.is_grad_enabled():
                 return found

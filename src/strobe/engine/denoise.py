@@ -56,7 +56,7 @@ def draw_block(
     """
 
     def drawn(step: int) -> Tensor:
-        noise = torch.empty(len(samples), *shape, pin_memory=device.type == "cuda")
+        noise = torch.empty(len(samples), *shape, dtype=torch.float32, pin_memory=device.type == "cuda")
         for sample, out in zip(samples, noise, strict=True):
             draw(seed, sample, frame_block, step, out)
         return upload(noise, device)

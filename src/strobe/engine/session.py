@@ -101,7 +101,8 @@ class Session:
             share = RankContext.of(device, loaded, config)
         there = share is None and loaded.shelf.holds(config)
         check_room(loaded, config, share.layout if share else None, len(samples), there=there)
-        self._attach(Stream(loaded, config, seed=seed, samples=samples, start=given, share=share))
+        with torch.autocast(where.type, enabled=False):  # LoRAs are merged in float32
+            self._attach(Stream(loaded, config, seed=seed, samples=samples, start=given, share=share))
         loaded.text.place(where)
         if prompt is not None:
             self.prompt(prompt)
@@ -404,7 +405,8 @@ class Session:
         if not self._working.acquire(blocking=False):
             raise SessionError("the session is making a frame block in another thread; wait for it, or fork() beforehand")
         try:
-            yield
+            with torch.autocast(self.config.device.type, enabled=False):  # the configuration says what computes in which dtype
+                yield
         finally:
             self._working.release()
             if self._closed:

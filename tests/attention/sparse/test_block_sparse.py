@@ -215,6 +215,7 @@ def test_explain_says_who_runs_and_why_not_the_others() -> None:
     elsewhere = replace(selection, **{name: getattr(selection, name).to("meta") for name in fields})
     with pytest.raises(ImplUnavailableError, match="it runs on a CPU, the tensors are on meta; would run here: reference"):
         block_sparse_attention(*meta, elsewhere, impl="cpu")
+    assert block_sparse_attention(*meta, elsewhere, impl="reference").out.shape == q.shape
 
 
 def test_what_does_not_fit_is_refused() -> None:

@@ -83,6 +83,8 @@ def test_what_a_recorded_graph_reads_is_held(monkeypatch: pytest.MonkeyPatch) ->
     [
         ((0, 4, 4), 64, None, r"grid: got \(0, 4, 4\)"),
         ((4, 4), 64, None, r"grid: got \(4, 4\), expected three positive"),
+        ((0, 4, 4), "auto", None, r"grid: got \(0, 4, 4\)"),
+        ((4, 4, 4.0), "auto", None, r"grid: got \(4, 4, 4.0\), expected three positive"),
         ((4, 4, 4), 32, None, "tile: got 32 tokens, expected one of 64, 128, 256"),
         ((4, 4, 4), (4, 4), None, r"tile: got \(4, 4\)"),
         ((4, 4, 4), (8, 8, 8), None, "holds 512 tokens, expected at most 256"),

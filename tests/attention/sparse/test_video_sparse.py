@@ -549,6 +549,14 @@ def test_autocast_changes_nothing(impl: str) -> None:
     assert torch.equal(found.selection.indices, expected.selection.indices)
 
 
+def test_autocast_around_the_backward_changes_nothing() -> None:
+    leaves = [each.requires_grad_() for each in draw(1, 90, 2, 16)]
+    loss = attended(*leaves).out.square().sum()
+    wanted = torch.autograd.grad(loss, leaves, retain_graph=True)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert all(map(torch.equal, torch.autograd.grad(loss, leaves), wanted))
+
+
 def test_a_default_dtype_of_16_bit_leaves_the_probe_inside(request: pytest.FixtureRequest) -> None:
     q, k, v = draw(1, 8 * 16 * 18, 1, 8)
     request.addfinalizer(lambda: torch.set_default_dtype(torch.float32))

@@ -133,6 +133,18 @@ def around(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return strobe.tree_attention(q * 2, k, v).out * 2
 
 
+def test_autocast_changes_nothing(ranks: Runner) -> None:
+    case = Case(shards=KVShards.even(64, 2), kv_heads=2, dim=16, dim_v=16, q_lengths=(8,), mask=Mask(causal=True, q_start=56))
+
+    def within(rank: int) -> tuple[strobe.AttentionOutput, list[Tensor]]:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return attend(rank, case), differentiate(rank, case)
+
+    found, gradients = zip(*ranks(2, within), strict=True)
+    check(case, list(found))
+    check_gradients(case, list(gradients))
+
+
 def test_a_compiled_function_may_call_it(ranks: Runner) -> None:
     generator = torch.Generator().manual_seed(0)
     q, keys, values = (torch.randn(1, rows, 4, 16, generator=generator) for rows in (8, 48, 48))

@@ -92,7 +92,7 @@ def test_all_layers_share_the_graphs_of_the_stock_model(name: str) -> None:
 
 
 @pytest.mark.few("wan-False")
-@pytest.mark.parametrize(("name", "dynamic"), [*((name, None) for name in FAMILIES), ("wan", False)])
+@pytest.mark.parametrize(("name", "dynamic"), [*((name, None) for name in FAMILIES), ("wan", False), ("wan", True)])
 def test_two_sparsities_over_the_same_weights(name: str, dynamic: bool | None) -> None:
     """The second is compiled once more for each kind of block, whatever its number of layers; taking turns compiles nothing."""
     case, counter = FAMILIES[name](), counter_of()

@@ -182,6 +182,8 @@ def test_processors_that_somebody_replaced_are_reported_and_stay() -> None:
 def test_what_is_set_within_dense_stays() -> None:
     case, theirs = wan(1), WanAttnProcessor()
     handle = sparsify(case.model, sparsity=0.5)
+    with handle.dense(), pytest.raises(ConfigError, match="is sparse already"):
+        sparsify(case.model, sparsity=0.5)
     with handle.dense():
         case.model.blocks[1].attn1.set_processor(theirs)
     assert case.model.blocks[1].attn1.processor is theirs

@@ -157,7 +157,9 @@ def test_a_mask_that_is_written_to_is_counted_again() -> None:
     case = hunyuan(5, 5)
     with sparsify(case.model, sparsity=ALL_TILES):
         case.run()
-        case.arguments["encoder_attention_mask"][:, 3:] = 0
+        case.arguments["encoder_attention_mask"][:, 4:] = 0
+        case.run()
+        case.arguments["encoder_attention_mask"].numpy()[:, 3:] = 0
         found = case.run()
     assert (found - case.run()).abs().max() <= 1e-5
 
@@ -373,6 +375,15 @@ def test_a_dense_layer_keeps_its_gate() -> None:
     with sparsify(case.model, sparsity=0.5, gates=given, dense_layers=3) as handle:
         assert torch.equal(case.run(), wanted)
         assert {(row.runs, row.gated) for row in handle.report().layers} == {("dense", True)}
+
+
+def test_gates_that_an_inference_put_in_can_be_trained_with() -> None:
+    case = wan(1)
+    states = case.arguments["hidden_states"].requires_grad_()
+    with torch.inference_mode():
+        sparsify(case.model, sparsity=0.5, gates=gates())
+    case.model(**case.arguments, return_dict=False)[0].sum().backward()
+    assert states.grad.abs().max() > 0
 
 
 PER_HEAD = {

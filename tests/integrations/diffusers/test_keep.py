@@ -48,7 +48,7 @@ def calibrated(pipe: Any, file: Path | None, *, steps: int = 3, **options: Any) 
     ids=["free", "forced", "of a past"],
 )
 def test_the_share_of_the_first_tiles_is_a_plain_sum_over_tokens(
-    grids: tuple[Any, Any], tile: tuple[int, int, int], forced: Forced | None
+    grids: tuple[Any, Any], tile: tuple[int, int, int], forced: Forced | None, request: pytest.FixtureRequest
 ) -> None:
     own, past = layouts = [tile_layout(grid, tile) for grid in grids]
     generator = torch.Generator().manual_seed(0)
@@ -68,6 +68,10 @@ def test_the_share_of_the_first_tiles_is_a_plain_sum_over_tokens(
             expected[h] += shares.sum(-1) / own.num_tokens
     near = tolerance("element", "float32")
     torch.testing.assert_close(found.double(), expected, atol=near, rtol=near)
+    request.addfinalizer(lambda: torch.set_default_dtype(torch.float32))
+    torch.set_default_dtype(torch.bfloat16)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(share_held(q, k, own, must, queries=own.num_tokens, kv_layout=past), found)
 
 
 @hypothesis.given(st.integers(1, 5), st.integers(1, 300), st.integers(0, 2**31), st.floats(0.01, 0.999), st.data())

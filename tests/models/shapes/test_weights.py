@@ -77,6 +77,14 @@ def test_loaded_parts_are_ready_for_inference(written: Path) -> None:
         assert not part.training and not any(p.requires_grad for p in part.parameters())
 
 
+def test_loading_draws_no_numbers_and_asks_for_no_dtype(written: Path, request: pytest.FixtureRequest) -> None:
+    state = torch.random.get_rng_state()
+    request.addfinalizer(lambda: torch.set_default_dtype(torch.float32))
+    torch.set_default_dtype(torch.bfloat16)
+    assert {each.dtype for part in weights.load(written.parent) for each in part.state_dict().values()} == {torch.float32}
+    assert torch.equal(torch.random.get_rng_state(), state)
+
+
 def test_a_missing_file_says_what_to_do(tmp_path: Path) -> None:
     for folder in (tmp_path, tmp_path / "nowhere"):
         with pytest.raises(WeightsError, match=r"holds no shapes\.safetensors; give a folder with that file"):

@@ -18,6 +18,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from strobe.attention.around import ambient
 from strobe.attention.sparse.layout import TileLayout
 from strobe.attention.sparse.padding import padding_rows
 from strobe.attention.sparse.selection import BlockSelection
@@ -304,18 +305,19 @@ def share_held(
     kv_layout = kv_layout or layout
     scale, block = q.shape[-1] ** -0.5, layout.block
     tiled_q, tiled_k = layout.to_tiles(q), kv_layout.to_tiles(k)
-    scores = block_scores(tiled_q, tiled_k, layout.sizes(q.device), kv_layout.sizes(q.device), block, scale, Estimator())
-    ranked = scores if forced is None else scores.masked_fill(forced.to(q.device), float("inf"))
-    order = torch.sort(ranked, dim=-1, descending=True, stable=True).indices  # [B, H, N_q, N_kv]
-    number = min(queries, layout.num_tokens)
-    tokens = torch.linspace(0, layout.num_tokens - 1, number, dtype=torch.float64, device=q.device).round().long()
-    rows, padding = layout.rows(q.device)[tokens], kv_layout.tokens(q.device) == kv_layout.num_tokens
-    found = torch.zeros(q.shape[2], kv_layout.num_tiles, device=q.device)
-    for sample in range(q.shape[0]):
-        asking, keys = (each[sample].transpose(0, 1).float() for each in (tiled_q[:, rows], tiled_k))  # [H, P or rows, D]
-        weights = torch.softmax((asking @ keys.transpose(-1, -2) * scale).masked_fill(padding, float("-inf")), dim=-1)
-        held = weights.unflatten(-1, (-1, block)).sum(dim=-1).gather(-1, order[sample][:, rows // block])  # [H, P, N_kv]
-        found += held.cumsum(dim=-1).mean(dim=1)
+    with ambient(q):
+        scores = block_scores(tiled_q, tiled_k, layout.sizes(q.device), kv_layout.sizes(q.device), block, scale, Estimator())
+        ranked = scores if forced is None else scores.masked_fill(forced.to(q.device), float("inf"))
+        order = torch.sort(ranked, dim=-1, descending=True, stable=True).indices  # [B, H, N_q, N_kv]
+        number = min(queries, layout.num_tokens)
+        tokens = torch.linspace(0, layout.num_tokens - 1, number, dtype=torch.float64, device=q.device).round().long()
+        rows, padding = layout.rows(q.device)[tokens], kv_layout.tokens(q.device) == kv_layout.num_tokens
+        found = torch.zeros(q.shape[2], kv_layout.num_tiles, dtype=torch.float32, device=q.device)
+        for sample in range(q.shape[0]):
+            asking, keys = (each[sample].transpose(0, 1).float() for each in (tiled_q[:, rows], tiled_k))  # [H, P or rows, D]
+            weights = torch.softmax((asking @ keys.transpose(-1, -2) * scale).masked_fill(padding, float("-inf")), dim=-1)
+            held = weights.unflatten(-1, (-1, block)).sum(dim=-1).gather(-1, order[sample][:, rows // block])  # [H, P, N_kv]
+            found += held.cumsum(dim=-1).mean(dim=1)
     return found
 
 

@@ -140,7 +140,7 @@ def tile_layout(grid: Iterable[int], tile: Iterable[int] | int | Literal["auto"]
         ShapeError: no such tile or block.
     """
     cut = tuple(grid)
-    if len(cut) != 3:
+    if len(cut) != 3 or any(not isinstance(size, int) or size < 1 for size in cut):
         raise ShapeError(f"grid: got {cut}, expected three positive integers (time, height, width)")
     if tile == "auto":
         return _fewest_rows(cut, 64 if block is None else block)

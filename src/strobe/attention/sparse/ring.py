@@ -221,8 +221,7 @@ class _Fine(torch.autograd.Function):
     @staticmethod
     @first_derivatives_only("video_sparse_attention", ["one device, impl='reference'"])
     def backward(ctx: Any, saved: tuple[Tensor, ...], d_out: Tensor, d_lse: Tensor) -> tuple[Tensor | None, ...]:
-        with ambient(d_out):
-            found = _backward(ctx.ring, ctx.ring.begin(ctx.comm, ", backward"), saved, (d_out, d_lse))
+        found = _backward(ctx.ring, ctx.ring.begin(ctx.comm, ", backward"), saved, (d_out, d_lse))
         return *found, None, None, None, None
 
 

@@ -368,7 +368,7 @@ def _call_of(q: Tensor, k: Tensor, v: Tensor, gate: Tensor | None, rope: Rope, o
             topk=topk_of(options.topk),
             coarse=gate is not None if options.coarse is None else options.coarse,
             softmax_scale=None if options.softmax_scale is None else scale_of(options.softmax_scale),
-            return_lse=options.return_lse or probe > 0,
+            return_lse=options.return_lse if probe == 0 else True,  # a comparison of symbolic numbers is no bool
         ),
         rotated=rope is not None,
         needs_grad=graded(q, k, v, *tables),

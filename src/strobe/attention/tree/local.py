@@ -73,17 +73,18 @@ def masked_attention(q: Tensor, k: Tensor, v: Tensor, hidden: Hidden, softmax_sc
     batch, q_len, num_heads, _ = q.shape
     out = keys.new_empty(batch, q_len, num_heads, v.shape[3])
     lse = torch.empty(batch, num_heads, q_len, dtype=torch.float32, device=q.device)
-    for start, stop in _chunks(q, k):
-        queries = _query_rows(q[:, start:stop], k.shape[2]) * softmax_scale  # [B, Hk, G * n, D]
-        scores = queries @ keys.transpose(-1, -2)
-        unseen = hidden(start, stop)
-        if unseen is not None:
-            scores.unflatten(2, (-1, stop - start)).masked_fill_(unseen, float("-inf"))
-        top = scores.amax(dim=-1, keepdim=True)
-        weights = scores.sub_(top.masked_fill(top.isneginf(), 0)).exp_()
-        total = weights.sum(dim=-1, keepdim=True)  # 0 where no key is seen
-        out[:, start:stop] = _unrows((weights @ values).div_(total.masked_fill(total == 0, 1)), stop - start)
-        lse[:, :, start:stop] = (top + total.log()).reshape(batch, num_heads, stop - start)
+    with ambient(q):
+        for start, stop in _chunks(q, k):
+            queries = _query_rows(q[:, start:stop], k.shape[2]) * softmax_scale  # [B, Hk, G * n, D]
+            scores = queries @ keys.transpose(-1, -2)
+            unseen = hidden(start, stop)
+            if unseen is not None:
+                scores.unflatten(2, (-1, stop - start)).masked_fill_(unseen, float("-inf"))
+            top = scores.amax(dim=-1, keepdim=True)
+            weights = scores.sub_(top.masked_fill(top.isneginf(), 0)).exp_()
+            total = weights.sum(dim=-1, keepdim=True)  # 0 where no key is seen
+            out[:, start:stop] = _unrows((weights @ values).div_(total.masked_fill(total == 0, 1)), stop - start)
+            lse[:, :, start:stop] = (top + total.log()).reshape(batch, num_heads, stop - start)
     return AttentionOutput(out=out, lse=lse)
 
 

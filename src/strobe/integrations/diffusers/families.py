@@ -100,12 +100,12 @@ def _ltx2(config: Any, given: Arguments) -> Facts:
 
 
 _KNOWN: WeakIdKeyDictionary = WeakIdKeyDictionary()
-"""What was asked of masks and images: a pipeline gives the same tensors in every step, and asking waits for the device. Kept as
-long as the tensor is there, with the version of its contents."""
+"""What was asked of masks and images on a GPU: a pipeline gives the same ones in every step, and asking waits for the device.
+Kept as long as the tensor is there, with the version of its contents."""
 
 
 def _known(tensor: Tensor, ask: Callable[[Tensor], Any]) -> Any:
-    if tensor.is_inference():  # its version is not counted
+    if tensor.is_inference() or tensor.device.type == "cpu":  # its version is not counted, or not what NumPy writes
         return ask(tensor)
     found = _KNOWN.get(tensor)
     if found is None or found[0] != tensor._version:

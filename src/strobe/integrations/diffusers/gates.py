@@ -192,6 +192,7 @@ def trained_sparsity(source: GateSource, layers: tuple[Layer, ...]) -> float:
     return TRAINED_SPARSITY[width]
 
 
+@torch.inference_mode(False)  # what an inference makes, training could not use
 def put_gates(source: GateSource, layers: tuple[Layer, ...]) -> tuple[Any, ...]:
     """Put gates into the blocks of a transformer; return what holds each as `to_gate_compress`, from which it is to be deleted.
 
@@ -208,7 +209,8 @@ def _put(layer: Layer, tensors: dict[str, Tensor]) -> Any:
     width, dtype = _width(layer), dtype_of(layer.attn)
     device = next((each.device for each in layer.attn.parameters() if each.device.type != "meta"), torch.device("cpu"))
     gate = nn.Linear(width, width, bias="bias" in tensors, device="meta")
-    gate.load_state_dict({name: tensor.to(device=device, dtype=dtype) for name, tensor in tensors.items()}, assign=True)
+    own = {name: tensor.clone() if tensor.is_inference() else tensor for name, tensor in tensors.items()}
+    gate.load_state_dict({name: tensor.to(device=device, dtype=dtype) for name, tensor in own.items()}, assign=True)
     gate.requires_grad_(False)
     groups = _group_offload(layer)
     if groups is not None:

@@ -222,7 +222,7 @@ def _check_no_gate(name: str, layers: tuple[Layer, ...]) -> None:
 def _dense_parts(pipe: Any) -> dict[str, tuple[nn.Module, TransformerFamily, tuple[Layer, ...]]]:
     found = {name: (each, family, family.layers(each)) for name, (each, family) in find_transformers(pipe).items()}
     for name, (transformer, _, layers) in found.items():
-        if any(isinstance(_processor(layer), SparseProcessor) for layer in layers):
+        if hasattr(transformer, _PART) or any(isinstance(_processor(layer), SparseProcessor) for layer in layers):
             raise ConfigError(
                 f"{name or type(transformer).__name__} is sparse already; call restore() on the handle of the first "
                 "sparsify, or without it strobe.integrations.diffusers.restore(pipe)"

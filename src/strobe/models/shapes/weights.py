@@ -17,7 +17,7 @@ from strobe.core.errors import WeightsError
 from strobe.core.files import write_whole
 from strobe.eightbit.impl.reference import rounded, scales
 from strobe.eightbit.types import Quantized
-from strobe.models.checkpoint import key_differences, read_tensors
+from strobe.models.checkpoint import key_differences, on_meta, read_tensors
 from strobe.models.shapes.config import VAE, WAN
 from strobe.models.shapes.grammar import VOCABULARY, parse, read_words
 from strobe.models.text.words import WordEncoder
@@ -125,7 +125,8 @@ def load(folder: Path = FOLDER) -> Parts:
     path = folder / FILE
     if not path.is_file():
         raise WeightsError(f"{folder} holds no {FILE}; give a folder with that file, or leave the model out")
-    stored, parts = read_tensors(path), build()
+    with on_meta():
+        stored, parts = read_tensors(path), build()
     expected = _layout(_together(parts).state_dict())
     differs = key_differences(expected, stored)
     if not differs:
@@ -134,7 +135,7 @@ def load(folder: Path = FOLDER) -> Parts:
         raise WeightsError(
             f"{path} is not a checkpoint of the bundled model: {differs}; give a folder with weights trained like it"
         )
-    _together(parts).load_state_dict(unpacked(stored))
+    _together(parts).load_state_dict(unpacked(stored), assign=True)
     for part in parts:
         part.eval().requires_grad_(False)
     return parts
