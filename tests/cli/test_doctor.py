@@ -49,7 +49,8 @@ def test_the_page_for_people_has_the_same(strobe: Strobe) -> None:
     assert memory is not None
     for words in ("torch", "no GPU, ", f" cores, {memory / 2**30:.1f} GiB, ", "runs: ", "compile: used on CUDA only", "lpips: "):
         assert words in out
-    assert "needs a GPU: cudnn, fa4, triton" in out and "turbo_fp8, ultra cannot run: each runs linear layers in FP8" in out
+    assert "needs a GPU: cudnn, fa4, triton" in out
+    assert "balanced_int8, turbo_fp8, turbo_int8, ultra cannot run: each runs linear layers in FP8" in out
     assert out.count("\n") <= 40
     assert "needs a GPU  it runs on a GPU" in strobe("doctor", "--device", "cpu", "--details").out
 
