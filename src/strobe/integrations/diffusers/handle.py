@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from threading import get_ident
 from types import TracebackType
@@ -18,7 +18,7 @@ from strobe.attention.sparse.coarse import Forced, budget, forced_blocks
 from strobe.attention.sparse.layout import tile_layout
 from strobe.attention.types import expect
 from strobe.core.device import uncompiled
-from strobe.core.errors import ConfigError, StrobeError
+from strobe.core.errors import ConfigError
 from strobe.integrations.diffusers.families import Layer, TransformerFamily, find_transformers, is_known
 from strobe.integrations.diffusers.forward import (
     TOLD,
@@ -204,13 +204,11 @@ def calibrate(
 def _put_in(pipe: Any, plans: Iterable[tuple[Any, ...]]) -> SparseHandle:
     """Make every part of a pipeline as planned, or none."""
     made: list[_SparsePart] = []
-    try:
+    with ExitStack() as undoing:  # where memory ends too, or somebody interrupts
         for plan in plans:
             made.append(_SparsePart(name_of(pipe), *plan))
-    except StrobeError:
-        for part in made:
-            part.undo()
-        raise
+            undoing.callback(made[-1].undo)
+        undoing.pop_all()
     return SparseHandle(pipe, tuple(made))
 
 
