@@ -222,6 +222,7 @@ WRONG = [
     ("compare quality turbo --rounds 0", "--rounds 0: give 1 or more"),
     ("compare quality turbo --blocks 0", "--blocks 0: give 1 or more"),
     ("compare quality turbo --require fast", "--require"),
+    ("compare quality turbo --require 'e2e>=nan'", "'nan' is not a number"),
     ("compare 'sleep 0.01' 'sleep 0.02'", "begins with a program and is no preset; write strobe compare -- 'COMMAND'"),
     ("compare sleep 0.01 -- sleep 0.02", "begins with a program and is no preset; write strobe compare -- 'COMMAND'"),
     ("compare balanced --vary windw=6 --device cpu", "did you mean 'window'"),

@@ -57,6 +57,8 @@ def parse_requirement(text: str) -> Requirement:
         raise ConfigError(f"--require {text!r} is not a condition; write NAME OP NUMBER, like 'e2e>=1.5' or 'turbo:psnr>30'")
     try:
         bound = float(found["bound"])
+        if math.isnan(bound):
+            raise ValueError(found["bound"])
     except ValueError as error:
         raise ConfigError(f"--require {text!r}: {found['bound']!r} is not a number") from error
     variant, point = found["variant"], bool(found["point"])
