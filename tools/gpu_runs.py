@@ -17,7 +17,7 @@ from source import ROOT
 TABLE, PAGE = ROOT / "tests" / "gpu_runs.jsonl", ROOT / "docs" / "testing.md"
 HEADING = "\n## Runs on a GPU\n"
 NO_RUN = "No run is recorded.\n"
-SHOWN = ("date", "commit", "card", "driver", "torch", "passed", "failed", "unfinished")
+SHOWN = ("date", "commit", "card", "passed", "failed", "unfinished")
 Row = dict[str, Any]
 """date, commit, card, driver, torch, passed, failed, unfinished, skipped (tests by reason), wall_s; and of the newest run
 `tests`: by file, the test functions of which a case passed and none failed or was left."""
