@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Annotated as A
 from typing import Any, Final, Literal, TypeAlias
@@ -188,7 +188,13 @@ def short_graphs(trace: Trace) -> list[ShortGraph]:
             if not more and larger < len(whole):
                 lone[start, whole[larger]].append((size, call))
     like = {(start, num_nodes): launches[start][num_nodes] for start, num_nodes in sorted(lone)}
-    names = _names_of(trace, {calls[0] for calls in like.values()} | {call for few in lone.values() for _, call in few})
+    compared = {calls[0] for calls in like.values()} | {call for few in lone.values() for _, call in few}
+    names = {call: Counter[int]() for call in compared}
+    events, host = trace.device_events, np.asarray(trace.device_events.host)
+    for block in blocks(len(host) if names else 0):
+        mine = np.isin(host[block], [*compared])
+        for call, name in zip(host[block][mine].tolist(), np.asarray(events.name)[block][mine].tolist(), strict=True):
+            names[call][name] += 1
     found = []
     for key, calls in like.items():
         few = sorted(size for size, call in lone[key] if names[call] <= names[calls[0]])
@@ -213,16 +219,6 @@ def _graph_launches(trace: Trace) -> dict[tuple[str, str], dict[int, list[int]]]
         start = hosts.names[hosts.name[call]], events.names[first[call]]
         launches.setdefault(start, {}).setdefault(int(nodes[call]), []).append(call)
     return launches
-
-
-def _names_of(trace: Trace, calls: Set[int]) -> dict[int, Counter[int]]:
-    names = {call: Counter[int]() for call in calls}
-    events, host = trace.device_events, np.asarray(trace.device_events.host)
-    for block in blocks(len(host) if names else 0):
-        mine = np.isin(host[block], [*calls])
-        for call, name in zip(host[block][mine].tolist(), np.asarray(events.name)[block][mine].tolist(), strict=True):
-            names[call][name] += 1
-    return names
 
 
 # Queue length of a device: events whose launch call has started and that have not started themselves.

@@ -307,7 +307,13 @@ def collective_skew(traces: Sequence[Trace], windows: Sequence[Window | None] | 
     groups, by = ([], set[str]()) if problems else _matched([member for _, member in found], ranks, problems)
     waiting = [(devices, met.of(_all_wait(met.kinds)[met.kind])) for devices, met in groups]
     split = [(devices, whole) for devices, met in waiting if len((whole := met.of(met.whole)).start)]
-    early = _early(split, len(found))
+    # by how much the collectives of device `[b]` start after the end of the same on `[a]`, at most
+    early = np.full((len(found), len(found)), _NEVER, np.int64)
+    for devices, met in split:
+        for place, device in enumerate(devices.tolist()):
+            gap = (met.start - met.end[:, place : place + 1]).max(axis=0)
+            early[device, devices] = np.maximum(early[device, devices], gap)
+    np.fill_diagonal(early, _NEVER)
     behind, ahead = divmod(int(early.argmax()), len(found))
     apart, worst_ns = early[early > _NEVER], max(0, int(early.max()))
     aligned = worst_ns <= CLOCK_TOLERANCE_NS
@@ -401,17 +407,6 @@ def _likeness(kind: CollectiveKind) -> tuple[str, int, int]:
 
 def _bare(name: str) -> str:
     return name.lower().replace("_", "")
-
-
-def _early(groups: Sequence[_Group], num: int) -> Ints:
-    """Return by how much the collectives of device `[b]` start after the end of the same on `[a]`, at most."""
-    early = np.full((num, num), _NEVER, np.int64)
-    for devices, met in groups:
-        for place, device in enumerate(devices.tolist()):
-            gap = (met.start - met.end[:, place : place + 1]).max(axis=0)
-            early[device, devices] = np.maximum(early[device, devices], gap)
-    np.fill_diagonal(early, _NEVER)
-    return early
 
 
 def _times(groups: Sequence[_Group], traces: Sequence[int]) -> tuple[MemberTime, ...]:

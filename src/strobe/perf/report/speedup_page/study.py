@@ -214,7 +214,11 @@ def load_speedup(request: SpeedupRequest, progress: Progress | None = None) -> S
     for side in sides:
         traces = [read_trace(path, ops=False, shapes=True, details=details, progress=progress) for path in _paths(side)]
         read.append(tuple(sorted(traces, key=lambda trace: (trace.rank is None, trace.rank or 0, str(trace.path)))))
-    baseline, candidate = (_load(request, side, own, progress) for side, own in zip(_with_focal(sides, read), read, strict=True))
+    if not any(side.focal or side.section for side in sides):
+        first, second = (attention_kernel(traces) for traces in read)
+        if first and second:  # the one attention kernel that each ran
+            sides = replace(sides[0], focal=first), replace(sides[1], focal=second)
+    baseline, candidate = (_load(request, side, own, progress) for side, own in zip(sides, read, strict=True))
     both = baseline, candidate
     for loaded in both:
         _check_calls(request.calls, loaded)
@@ -263,14 +267,6 @@ def _stands_in(baseline: TimedSide, candidate: TimedSide, boundaries: str) -> st
 
 def _paths(side: SideRequest) -> tuple[Path, ...]:
     return find_traces(side.traces) if side.traces else ()
-
-
-def _with_focal(sides: Sequence[SideRequest], read: Sequence[Sequence[Trace]]) -> Sequence[SideRequest]:
-    """Return the sides with the attention kernel of each as its focal one, where no side names any and both run just one."""
-    if any(side.focal or side.section for side in sides):
-        return sides
-    found = [attention_kernel(traces) for traces in read]
-    return [replace(side, focal=name) for side, name in zip(sides, found, strict=True)] if all(found) else sides
 
 
 def _load(request: SpeedupRequest, side: SideRequest, traces: tuple[Trace, ...], progress: Progress | None) -> LoadedSide:
