@@ -159,7 +159,10 @@ def label_trace(
     chosen = max(range(len(devices)), key=lambda at: (spent[at], -at))
     device, work = devices[chosen]
     found = find_steps(trace, steps)[device]
-    counted = tile_of(work.start, _left_out(found)) < 0
+    left_out = []  # but never the last step: only its end is unknown
+    if isinstance(found, Steps) and found.kept():
+        left_out = [found.steps[index] for index, cause in found.steady.excluded.items() if cause != LAST]
+    counted = tile_of(work.start, intervals_of((step.start_ns, step.end_ns) for step in left_out)) < 0
     sections = None if section is None else sections_of(trace, device, work, section, counted)
     return _cut_device(trace, label, found, (work, masks[chosen], counted), sections)
 
@@ -222,14 +225,6 @@ def _tiles(work: EventView, steps: Steps | str) -> Intervals:
     if isinstance(steps, str):
         return Intervals(work.start[:1], np.array([work.end.max()], np.int64))
     return intervals_of((step.start_ns, step.end_ns) for step in steps.kept() or steps.steps)
-
-
-def _left_out(steps: Steps | str) -> Intervals:
-    """Return the steps that are left out with a cause. The last step is kept: only its end is unknown."""
-    found = []
-    if isinstance(steps, Steps) and steps.kept():
-        found = [steps.steps[index] for index, cause in steps.steady.excluded.items() if cause != LAST]
-    return intervals_of((step.start_ns, step.end_ns) for step in found)
 
 
 _Masks: TypeAlias = tuple[NDArray[np.bool_], NDArray[np.bool_]]
@@ -580,7 +575,13 @@ def call_ledger(baseline: Means, candidate: Means, calls: Calls = (None, None), 
     known = [level for level in _OF_CALL if level not in missing]
     if not known or known == ["stage"]:
         return None
-    names, anchors = _line_names(known, stands_in), list[Anchor]()
+    names = {known[0]: KERNEL_LINE if known[0] == "kernel" else _WORDS[known[0]]}
+    for below, level in pairwise(known):
+        part = "all of its attention calls" if level == "stage" else f"the {_WORDS[below]}"
+        names[level] = f"{_WORDS[level]} beyond {part}"
+    if stands_in and "section" in names:
+        names["section"] += " (one side unmeasured)"
+    anchors = list[Anchor]()
     for level in known:
         many = calls if staged and level != "stage" else (1, 1)
         anchors.append((level, names[level], (baseline[level] * (many[0] or 1), candidate[level] * (many[1] or 1))))
@@ -589,16 +590,6 @@ def call_ledger(baseline: Means, candidate: Means, calls: Calls = (None, None), 
     ledger = close_ledger((({}, {}, ()), ({}, {}, ())), anchors, known, lambda label: "kernel", num_units, apart)
     why = "mean of the measurements of each level" + (f", {calls[0]} and {calls[1]} calls in a stage" if staged else "")
     return replace(ledger, unit="stage" if staged else "call", why=why, missing=missing)
-
-
-def _line_names(known: list[LevelName], stands_in: bool) -> dict[LevelName, str]:
-    names = {known[0]: KERNEL_LINE if known[0] == "kernel" else _WORDS[known[0]]}
-    for below, level in pairwise(known):
-        part = "all of its attention calls" if level == "stage" else f"the {_WORDS[below]}"
-        names[level] = f"{_WORDS[level]} beyond {part}"
-    if stands_in and "section" in names:
-        names["section"] += " (one side unmeasured)"
-    return names
 
 
 def implied_calls(baseline: Means, candidate: Means, *, given: int | None = None) -> ImpliedCalls | None:

@@ -264,12 +264,16 @@ def summarise(request: LogRequest, series: Series, causes: Mapping[int, str] | N
         method, note = "steady" if steady.tested else "cause", steady.note
         dropped = dict(steady.excluded)
     kept = tuple(index for index in range(len(values)) if index not in dropped)
-    calls = distribution(np.array([values[index] for index in kept], np.int64))
+    steady_ns = [values[index] for index in kept]
+    calls = distribution(np.array(steady_ns, np.int64))
     if calls is None:
         raise DataError(
             f"{series.path}: {series.title}: all {len(values)} values are left out: {'; '.join(set(dropped.values()))}"
         )
     excluded = gathered((cause, index) for index, cause in dropped.items())
+    first, third = percentile(steady_ns, 0.25), percentile(steady_ns, 0.75)
+    usual = [value for value in steady_ns if value <= third + OUTLIER * (third - first)]
+    unusual = len(steady_ns) - len(usual)
     return SeriesSummary(
         resolved=resolved,
         calls=calls,
@@ -277,7 +281,7 @@ def summarise(request: LogRequest, series: Series, causes: Mapping[int, str] | N
         excluded={cause: tuple(indices) for cause, indices in excluded.items()},
         method=method,
         note=note,
-        outliers=_outliers([values[index] for index in kept]),
+        outliers={"n": unusual, "mean_without_ns": sum(usual) / len(usual)} if unusual else None,
     )
 
 
@@ -318,14 +322,6 @@ def unsynchronised(summary: SeriesSummary, device_ns: int, what: str) -> str | N
         f"{summary.series.title}: the median of {short(median)} is far below the {short(device_ns)} that the device takes for "
         f"{what}: the timer read the host's clock without waiting for the device, and timed the launch"
     )
-
-
-def _outliers(values: Sequence[int]) -> Mapping[str, float] | None:
-    first, third = percentile(values, 0.25), percentile(values, 0.75)
-    usual = [value for value in values if value <= third + OUTLIER * (third - first)]
-    if len(usual) == len(values):
-        return None
-    return {"n": len(values) - len(usual), "mean_without_ns": sum(usual) / len(usual)}
 
 
 # Times of every level in one side's log: attention calls, steps, stage, whole run, and the calls in a stage.

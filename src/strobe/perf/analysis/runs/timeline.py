@@ -700,7 +700,9 @@ def named(timeline: RunTimeline, passes: Passes) -> RunTimeline:
     Args:
         passes: the same passes uncompiled, launched kernel by kernel.
     """
-    told, path, numbers = _told_apart(passes), timeline.path.copy(), {text: number for number, text in enumerate(timeline.paths)}
+    stood = gathered((name, path[-1]) for one in passes for name, path in zip(one.names, one.paths, strict=True))
+    told = frozenset(name for name, regions in stood.items() if ATTENTION_KERNELS.issuperset(regions))  # of attention alone
+    path, numbers = timeline.path.copy(), {text: number for number, text in enumerate(timeline.paths)}
     whole = {path[-1]: without_layers(path) for one in passes for path in one.paths if path[-1] in ATTENTION_OPERATOR}
     texts, names_at = timeline.trace.device_events.names, timeline.work.name
     for kernels in _by_pass(timeline):
@@ -719,12 +721,6 @@ def named(timeline: RunTimeline, passes: Passes) -> RunTimeline:
             at = text.index(DIT_FORWARD) + 1  # so that a side whose passes are told apart by name alone can be met there
             path[row] = numbers.setdefault((*text[:at], kind, *text[at:]), len(numbers))
     return replace(timeline, paths=tuple(numbers), path=path)
-
-
-def _told_apart(passes: Iterable[EagerPass]) -> frozenset[str]:
-    """Return the names of kernels that only attention operators launch."""
-    stood = gathered((name, path[-1]) for one in passes for name, path in zip(one.names, one.paths, strict=True))
-    return frozenset(name for name, regions in stood.items() if ATTENTION_KERNELS.issuperset(regions))
 
 
 def _key(one: EagerPass, names: frozenset[str]) -> list[_Kernel[Path]]:
