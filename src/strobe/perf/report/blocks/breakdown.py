@@ -341,7 +341,14 @@ def stages_section(study: RunStudy, findings: Sequence[Finding]) -> Section:
             continue
         table = _runs_table(study, totals, title)
         blocks.append(_runs_figure(study, totals, title, table) if stage == E2E else table)
-    blocks.append(_averages(study))
+    rows: list[Sequence[object]] = []
+    for stage in STAGES:
+        cells = [_average_cell(subject, stage) for subject in study.subjects]
+        if not all(isinstance(cell, Missing) for cell in cells):
+            rows.append((stage, *cells))
+    fields = beside("stage", (subject.label for subject in study.subjects), "ms")
+    notes = ("Stages nest: frame_block contains every stage above it but the first text, and e2e contains all of them.",)
+    blocks.append(table_of("Stages of a clip, mean over timed clips.", fields, rows, notes=notes))
     blocks += [_speedups(finding) for finding in findings if not isinstance(finding.stages, str)]
     blocks.append(_exclusions(study))
     lead = (
@@ -379,17 +386,6 @@ def _runs_table(study: RunStudy, totals: Sequence[StageClips], title: str) -> Ta
 def _mean(own: Iterable[tuple[Clip, int, int]]) -> Cell:
     measured = [ns for _, ns, _ in own if ns]
     return Time(statistics.fmean(measured)) if measured else Missing("no finished clip", "-")
-
-
-def _averages(study: RunStudy) -> Table:
-    rows: list[Sequence[object]] = []
-    for stage in STAGES:
-        cells = [_average_cell(subject, stage) for subject in study.subjects]
-        if not all(isinstance(cell, Missing) for cell in cells):
-            rows.append((stage, *cells))
-    fields = beside("stage", (subject.label for subject in study.subjects), "ms")
-    notes = ("Stages nest: frame_block contains every stage above it but the first text, and e2e contains all of them.",)
-    return table_of("Stages of a clip, mean over timed clips.", fields, rows, notes=notes)
 
 
 def _average_cell(subject: Subject, stage: str) -> Cell:
@@ -487,11 +483,17 @@ def latency_section(study: RunStudy, found: Mapping[str, Latencies | str]) -> Se
         "A frame block lasts from the delivery of the one before to its own, decoding included. Pixel frames and latent frames "
         "are counted apart; both are named."
     )
-    switches = _switches(study, found)
+    kinds = dict.fromkeys(
+        (switch.frame_block, switch.mode) for value in found.values() if not isinstance(value, str) for switch in value.switches
+    )
+    fields = beside("", (subject.label for subject in study.subjects), numeric=True)
+    rows = [(f"switch at frame block {at} ({mode})", *_cells(study, found, partial(_switch, at))) for at, mode in kinds]
+    note = "First frame block under the new prompt minus the block before it, median over clips."
+    switches = table_of("Extra time of a prompt switch.", fields, rows, notes=(note,))
     values = ((subject.label, found[subject.label]) for subject in study.subjects)
     kept = gathered(("; ".join(_steady(value)), label) for label, value in values if not isinstance(value, str))
     notes = Notes(tuple(f"{', '.join(labels)}: {text}." for text, labels in kept.items()))
-    blocks = (_table(study, found), *((switches,) if switches.rows else ()), notes)
+    blocks = (_table(study, found), *((switches,) if rows else ()), notes)
     return Section("latency", "Latencies as a user means them", lead, blocks)
 
 
@@ -508,16 +510,6 @@ def _table(study: RunStudy, found: Mapping[str, Latencies | str]) -> Table:
     stalls = "A frame block stalls it that takes longer than the one before plays; the clip that stalls most counts."
     notes = tuple(f"Playback needs {rate} pixel frames per second. {stalls}" for rate in rates)
     return table_of("Latencies and rates over the timed clips.", fields, rows, notes=notes)
-
-
-def _switches(study: RunStudy, found: Mapping[str, Latencies | str]) -> Table:
-    kinds = dict.fromkeys(
-        (switch.frame_block, switch.mode) for value in found.values() if not isinstance(value, str) for switch in value.switches
-    )
-    fields = beside("", (subject.label for subject in study.subjects), numeric=True)
-    rows = [(f"switch at frame block {at} ({mode})", *_cells(study, found, partial(_switch, at))) for at, mode in kinds]
-    note = "First frame block under the new prompt minus the block before it, median over clips."
-    return table_of("Extra time of a prompt switch.", fields, rows, notes=(note,))
 
 
 def _switch(at: int, found: Latencies) -> Cell:

@@ -323,19 +323,16 @@ def _loss(of: TraceFindings) -> Iterator[str]:
 def _overview_section(study: TraceStudy) -> Section | None:
     files = [of.file for of in traces_of(study)]
     read = table_of("Files that were read.", columns(TraceFile), files, collapsed=len(files) > 8)
-    return section_of("overview", "What was read", "", (_devices(study), read, _metadata(study)))
-
-
-def _metadata(study: TraceStudy) -> Table | None:
-    keys = sorted({key for trace in study.traces for key in trace.metadata})
 
     def value(key: str) -> Cell:
         found = {trace.metadata.get(key) for trace in study.traces}
         only = found.pop() if len(found) == 1 else None
         return Text(f"differs: {len(found)} values", "bad") if only is None else Code(only)
 
+    keys = sorted({key for trace in study.traces for key in trace.metadata})
     fields: tuple[Field[str], ...] = (Field("key", Code), Field("value", value))
-    return table_of("What the traces say of themselves.", fields, keys, collapsed=True) if keys else None
+    said = table_of("What the traces say of themselves.", fields, keys, collapsed=True) if keys else None
+    return section_of("overview", "What was read", "", (_devices(study), read, said))
 
 
 def _devices(study: TraceStudy) -> Table | None:
