@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from strobe.attention.impls import GATES, Choice
+from strobe.attention.impls import GATES, Choice, short
 from strobe.core.device import card_of
 from strobe.core.tolerances import tolerance
 from strobe.perf.records.record import Gate
@@ -48,14 +48,14 @@ def same_latents(found: Sequence[Tensor], expected: Sequence[Tensor], dtype: tor
     errors = [relative_error(*pair) for pair in zip(found, expected, strict=True)]
     limit = tolerance("latents", dtype)
     worst = max(range(len(errors)), key=errors.__getitem__)
-    rule = f"latents of the first {len(errors)} frame blocks: relative error <= {limit:g} ({_name(dtype)})"
+    rule = f"latents of the first {len(errors)} frame blocks: relative error <= {limit:g} ({short(dtype)})"
     return GateResult(errors[worst] <= limit, rule, f"largest {errors[worst]:.3g}, at frame block {worst}", exact=True)
 
 
 def same_output(found: Tensor, expected: Tensor, dtype: torch.dtype, what: str) -> GateResult:
     """Check the output of one call against the reference in float64."""
     error, limit = relative_error(found, expected), tolerance("call", dtype)
-    rule = f"{what}: relative error to the reference in float64 <= {limit:g} ({_name(dtype)})"
+    rule = f"{what}: relative error to the reference in float64 <= {limit:g} ({short(dtype)})"
     return GateResult(error <= limit, rule, f"{error:.3g}", exact=True)
 
 
@@ -75,7 +75,3 @@ def finite(latents: Sequence[Tensor]) -> GateResult:
     bad = [index for index, block in enumerate(latents) if not block.isfinite().all()]
     rule = f"latents of the first {len(latents)} frame blocks are finite"
     return GateResult(not bad, rule, f"not finite in frame block {bad[0]}" if bad else "all finite")
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")

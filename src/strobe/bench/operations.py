@@ -177,8 +177,14 @@ def _multiplied(name: str, config: ResolvedConfig) -> str:
 def _formatted(shape: TransformerShape, one: PassShape, config: ResolvedConfig) -> PassParts:
     """Return the parts of a pass with the bytes that its matrices and its attention take in their format."""
     parts = costs.transformer_pass(shape, one)
-    if config.attention_format == "int8":
-        parts |= _in_eight_bits(parts, shape, one)
+    if config.attention_format == "int8":  # queries, keys and values are rounded where keys are written
+        (calls, kernel), (writes, _) = parts[spans.ATTENTION_KERNEL], parts["kv_write"]
+        elements = 3 * one.batch * one.q_tokens * shape.dim
+        read = costs.elementwise(elements, dtype=one.dtype, outputs=0)
+        parts |= {
+            spans.ATTENTION_KERNEL: (calls, replace(kernel, read_bytes=kernel.read_bytes // costs.element_bytes(one.dtype))),
+            "kv_write": (writes, read + costs.elementwise(elements, dtype="int8", inputs=0)),
+        }
     if config.linear_format == "native" or config.simulate:
         return parts
     rows, dim, wide, size = one.batch * one.q_tokens, shape.dim, shape.ffn_dim, costs.element_bytes(one.dtype)
@@ -193,17 +199,6 @@ def _formatted(shape: TransformerShape, one: PassShape, config: ResolvedConfig) 
         narrower = rows * given * (size - of_input) + given * out * (size - 1)
         parts[name] = calls, replace(each, read_bytes=each.read_bytes - narrower)
     return parts
-
-
-def _in_eight_bits(parts: PassParts, shape: TransformerShape, one: PassShape) -> PassParts:
-    """Return the parts that self-attention in eight bits changes: queries, keys and values are rounded where keys are written."""
-    (calls, kernel), (writes, _) = parts[spans.ATTENTION_KERNEL], parts["kv_write"]
-    elements = 3 * one.batch * one.q_tokens * shape.dim
-    read = costs.elementwise(elements, dtype=one.dtype, outputs=0)
-    return {
-        spans.ATTENTION_KERNEL: (calls, replace(kernel, read_bytes=kernel.read_bytes // costs.element_bytes(one.dtype))),
-        "kv_write": (writes, read + costs.elementwise(elements, dtype="int8", inputs=0)),
-    }
 
 
 def decoder_stages(model: Model, dtype: str) -> tuple[tuple[str, Cost], ...]:
@@ -530,7 +525,6 @@ def profile_kernels(
 
 def _rare(parts: StepParts) -> tuple[RunnableOperation, ...]:
     """Return the cache's operations per frame block and per prompt switch, in the order to run: `kv_open` moves the cache on."""
-
     frames = parts.history.shape[1]
     size = parts.latents.shape[1]
     opens = "once per frame block: slots chosen, sink turned"

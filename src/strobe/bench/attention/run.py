@@ -156,22 +156,18 @@ def _head(
         return dense, dense_lse, dense, dense_lse
     kept = scores.masked_fill(~seen, float("-inf"))
     out, lse = torch.softmax(kept, dim=-1) @ v, torch.logsumexp(kept, dim=-1)
-    if contestant.corrected:
-        out = _corrected(inputs, kept, q[rows] * scale, k, v)
+    if contestant.corrected:  # attends to the mean of every tile that is not selected too, as often as it has tokens
+        keys, values = (inputs.means(each[None, :, None], each.dtype)[0, 0] for each in (k, v))  # [N, D]
+        chosen = torch.zeros(len(kept), len(keys), dtype=torch.bool, device=k.device)
+        chosen.scatter_(1, inputs.tile_of.expand(kept.shape), kept > float("-inf"))
+        skipped = (q[rows] * scale) @ keys.T + inputs.tiles.sizes(k.device).to(k.dtype).log()
+        weights = torch.softmax(torch.cat((kept, skipped.masked_fill(chosen, float("-inf"))), dim=-1), dim=-1)
+        out = weights @ torch.cat((v, values))
     if contestant.coarse:
         queries, keys, values = (inputs.means(each[None, :, None], each.dtype)[0, 0] for each in (q, k, v))  # [N, D]
         coarse = torch.softmax(queries[inputs.tile_of[rows]] @ keys.T * scale, dim=-1) @ values
         out = out + (coarse * gate[rows] if len(contestant.leaves) > 3 else coarse)
     return out, lse, dense, dense_lse
-
-
-def _corrected(inputs: CellTensors, kept: Tensor, queries: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Attend to the selected tokens, of scores `kept` `[R, S]`, and to the mean of every other tile as often as it has tokens."""
-    keys, values = (inputs.means(each[None, :, None], each.dtype)[0, 0] for each in (k, v))  # [N, D]
-    tiles = inputs.tile_of.expand(kept.shape)
-    seen = torch.zeros(len(kept), len(keys), dtype=torch.bool, device=k.device).scatter(1, tiles, kept > float("-inf"))
-    skipped = (queries @ keys.T + inputs.tiles.sizes(k.device).to(k.dtype).log()).masked_fill(seen, float("-inf"))
-    return torch.softmax(torch.cat((kept, skipped), dim=-1), dim=-1) @ torch.cat((v, values))
 
 
 MIN_ROUNDS: Final = 3

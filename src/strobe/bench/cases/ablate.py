@@ -89,8 +89,12 @@ def read_value(name: str, text: str, defaults: ModelDefaults) -> object:
     """
     if name == "preset":
         return presets.preset(text)
-    if name == "steps":
-        return _timesteps(text, defaults)
+    if name == "steps":  # timesteps are dropped evenly; the first and, from two on, the last stay
+        full, count = defaults.timesteps, _count(name, text)
+        if count > len(full):
+            raise ConfigError(f"steps={text}: the model's schedule has {len(full)} timesteps; give 1 to {len(full)}")
+        gaps = max(1, count - 1)
+        return tuple(full[(2 * i * (len(full) - 1) + gaps) // (2 * gaps)] for i in range(count))
     if name == BATCH:
         return _count(name, text)
     return _value(name, text, _HINTS[name])
@@ -127,15 +131,6 @@ def value_of(setup: Setup, name: str, defaults: ModelDefaults) -> str:
     if isinstance(value, bool):
         return "on" if value else "off"
     return f"{value:g}" if isinstance(value, float) else str(value)
-
-
-def _timesteps(text: str, defaults: ModelDefaults) -> tuple[float, ...]:
-    """Drop timesteps of the model's schedule evenly; the first and, from two on, the last stay."""
-    full, count = defaults.timesteps, _count("steps", text)
-    if count > len(full):
-        raise ConfigError(f"steps={text}: the model's schedule has {len(full)} timesteps; give 1 to {len(full)}")
-    gaps = max(1, count - 1)
-    return tuple(full[(2 * i * (len(full) - 1) + gaps) // (2 * gaps)] for i in range(count))
 
 
 def _count(name: str, text: str) -> int:
@@ -386,7 +381,13 @@ def run_cells(
     values = {name: value_of(base, name, defaults) for name in names()}
     idle = idle_knobs(base.config, defaults, place)
     planned = tuple(cell.planned for cell in cells)
-    _claim(folder, Plan(base=base.config.name, request=request, values=values, idle=idle, cells=planned))
+    whole = Plan(base=base.config.name, request=request, values=values, idle=idle, cells=planned)
+    if (folder / PLAN).exists():  # keeps the cells of earlier runs
+        held = read_plan(folder)
+        check_same(folder, {"base": held.base, **held.request}, {"base": whole.base, **whole.request})
+        known = {each.name: each for each in (*held.cells, *whole.cells)}
+        whole = msgspec.structs.replace(whole, cells=tuple(known.values()))
+    write_json(folder / PLAN, whole)
 
     def measure(cell: AblationCell, into: Path, say: Callable[[str], None]) -> None:
         plan = replace(amount, alone=cell.candidate is None)
@@ -401,13 +402,3 @@ def run_cells(
 
     asked = [(cell.planned.name, cell.planned.refused or partial(measure, cell)) for cell in cells]
     return measure_cells(asked, folder, place, progress)
-
-
-def _claim(folder: Path, plan: Plan) -> None:
-    """Write the plan, with the cells of earlier runs, or refuse a folder of another request."""
-    if (folder / PLAN).exists():
-        held = read_plan(folder)
-        check_same(folder, {"base": held.base, **held.request}, {"base": plan.base, **plan.request})
-        planned = {each.name: each for each in (*held.cells, *plan.cells)}
-        plan = msgspec.structs.replace(plan, cells=tuple(planned.values()))
-    write_json(folder / PLAN, plan)
