@@ -204,11 +204,17 @@ def _tables(document: dict[str, Any], *, details: bool) -> Iterator[RenderableTy
         yield f"defaults of flags: {document['defaults']}"
     if "machine" not in document:
         return
-    yield from ("", f"machine  {_machine(document['machine'])}")
+    found = document["machine"]
+    memory = f"{bytes_in(found['memory_bytes'], 'GiB'):.1f} GiB" if found.get("memory_bytes") else ""
+    cpu = f"{found['cpu_name']}, {found['cores']} cores" if found.get("cpu_name") else f"{found['cores']} cores"
+    gpu = "no GPU" if found["device"] == "cpu" else found["device_name"]
+    driver = f"driver {found['driver']}" if found.get("driver") else ""
+    machine = (gpu, driver, cpu, memory, f"torch {found['torch']}", f"Python {found['python']}", found["os"])
+    yield from ("", f"machine  {', '.join(filter(None, machine))}")
     if "gate" in document:
         yield from _gate_lines(document["gate"])
     attention = document["attention"]
-    lacking_gpu = "needs a GPU" if document["machine"]["device"] == "cpu" else "missing"
+    lacking_gpu = "needs a GPU" if found["device"] == "cpu" else "missing"
     impls = [{**impl, "state": lacking_gpu if impl["state"] == "missing" else impl["state"]} for impl in attention["impls"]]
     yield from ("", styled(("attention", "bold"), f"  runs: {attention['runs']}"))
     if details:
@@ -237,17 +243,6 @@ def _tables(document: dict[str, Any], *, details: bool) -> Iterator[RenderableTy
         yield from memory_table(document["memory"])
     if not details:
         yield from ("", "Each implementation with its reason: --details.")
-
-
-def _machine(found: dict[str, Any]) -> str:
-    """Return the machine on one line, in units that people read."""
-    memory = f"{bytes_in(found['memory_bytes'], 'GiB'):.1f} GiB" if found.get("memory_bytes") else ""
-    cpu = f"{found['cpu_name']}, {found['cores']} cores" if found.get("cpu_name") else f"{found['cores']} cores"
-    gpu = "no GPU" if found["device"] == "cpu" else found["device_name"]
-    driver = f"driver {found['driver']}" if found.get("driver") else ""
-    return ", ".join(
-        filter(None, (gpu, driver, cpu, memory, f"torch {found['torch']}", f"Python {found['python']}", found["os"]))
-    )
 
 
 def _by_second(pairs: Sequence[tuple[str, str]]) -> list[tuple[str, list[str]]]:
