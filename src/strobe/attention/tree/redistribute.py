@@ -302,7 +302,10 @@ def backward(
         d_q = _gather(flow.heads, d_q, flow.head_cut)
     elif spec.q_placement == "sequence":
         d_q = _trade(flow.heads, flow.tree_rows.of(d_q, flow.tree.rank), flow.row_cut, flow.head_cut)
-    d_k, d_v = _keys_back(flow, d_k, d_v, kv_shapes)
+    if flow.heads.size > 1 and spec.kv_placement == "sequence":  # the reverse of `_keys_in`, to the ranks that own the keys
+        arrived = _trade(flow.heads, torch.cat([d_k, d_v], dim=-1), flow.key_cut, flow.kv_cut)
+        d_k, d_v = arrived[..., : spec.head_dim], arrived[..., spec.head_dim :]
+    d_k, d_v = _disowned(d_k, flow.mine, kv_shapes[0]), _disowned(d_v, flow.mine, kv_shapes[1])
     flow.tree.meet()
     flow.heads.meet()
     return d_q, d_k, d_v
@@ -350,14 +353,6 @@ def _keys_in(flow: Redistribution, k: Tensor, v: Tensor) -> Shard:
     both = _trade(flow.heads, torch.cat([_owned(k, flow.mine), _owned(v, flow.mine)], dim=-1), flow.kv_cut, flow.key_cut)
     dim = flow.spec.head_dim
     return Shard(k=both[..., :dim], v=both[..., dim:], segments=_by_tree_rank(flow)[flow.tree.rank])
-
-
-def _keys_back(flow: Redistribution, d_k: Tensor, d_v: Tensor, shapes: tuple[torch.Size, torch.Size]) -> tuple[Tensor, Tensor]:
-    """Return gradients of keys and values by the reverse of `_keys_in` to the buffers of the ranks that own them."""
-    if flow.heads.size > 1 and flow.spec.kv_placement == "sequence":
-        arrived = _trade(flow.heads, torch.cat([d_k, d_v], dim=-1), flow.key_cut, flow.kv_cut)
-        d_k, d_v = arrived[..., : flow.spec.head_dim], arrived[..., flow.spec.head_dim :]
-    return _disowned(d_k, flow.mine, shapes[0]), _disowned(d_v, flow.mine, shapes[1])
 
 
 def _by_tree_rank(flow: Redistribution) -> list[tuple[Segment, ...]]:
