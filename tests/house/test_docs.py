@@ -103,7 +103,7 @@ def test_shares_of_a_frame_block_are_those_of_the_published_page(column: int, pr
     page = gzip.decompress((ROOT / "benchmarks" / "engine-h200" / "compare" / "report.md.gz").read_bytes()).decode()
     published = page.replace("\\_", "_").split(f"**Shares of {preset}: 8 traced frame blocks")[1]
     shares, idle = {}, {}
-    for line in published.partition("\n\n* A row")[0].splitlines():
+    for line in published.partition("\n\n* ")[0].splitlines():
         cells = [cell.strip("* ") for cell in line.split("|")]
         if len(cells) == 9 and cells[5].endswith("%"):
             shares[cells[1].partition(" (")[0]], idle[cells[1].partition(" (")[0]] = cells[5], cells[6]
