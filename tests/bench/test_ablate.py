@@ -67,7 +67,7 @@ def test_a_product_that_cannot_be_is_a_cell_with_the_reason(tiny: Model) -> None
         varied(tiny, "window=6,x", "sink=0,1", grid=True)
 
 
-def test_each_optimisation_in_effect_is_left_out_once(tiny: Model) -> None:
+def test_each_optimisation_in_effect_is_left_out_once_or_says_what_needs_it(tiny: Model) -> None:
     found = list(leave_one_out(BASE, tiny.defaults, CPU))
     off = [cell.planned.factor for cell in found]
     assert {"ring_cache", "rope_table", "modulation_table", "text_once", "block_decode", "commit_kv_only", "fused_qkv"} <= {*off}
@@ -75,12 +75,9 @@ def test_each_optimisation_in_effect_is_left_out_once(tiny: Model) -> None:
     for cell in found:
         assert cell.candidate is not None
         assert value_of(cell.candidate, cell.planned.factor, tiny.defaults) == "off"
-
-
-def test_an_optimisation_that_others_need_is_a_cell_with_the_reason(tiny: Model) -> None:
-    found = {cell.planned.factor: cell for cell in leave_one_out(Setup(config=preset("sparse")), tiny.defaults, CPU)}
-    assert "needs knob ring_cache" in found["ring_cache"].planned.refused
-    assert not found["rope_table"].planned.refused
+    sparse = {cell.planned.factor: cell for cell in leave_one_out(Setup(config=preset("sparse")), tiny.defaults, CPU)}
+    assert "needs knob ring_cache" in sparse["ring_cache"].planned.refused
+    assert not sparse["rope_table"].planned.refused
 
 
 @pytest.fixture(scope="module")
@@ -141,11 +138,6 @@ def test_a_failing_cell_is_an_entry_and_the_next_one_runs(tmp_path: Path, tiny: 
     assert run.variant("window-9").window == 9  # what it would have run
     page = render_markdown(vary_report(tmp_path))
     assert "capture is not allowed" in page
-
-
-def test_nothing_measured_is_said(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="no ablation at"):
-        vary_report(tmp_path)
 
 
 def test_the_front() -> None:
@@ -280,6 +272,8 @@ def test_what_was_measured_again_counts_once_and_what_is_no_stream_not_at_all(tm
     write(tmp_path / "run", "fast", (100, 50))
     write(tmp_path / "run.1", "fast", (100, 50))
     assert run_folders([tmp_path]) == (tmp_path / "run",)
+    with pytest.raises(DataError, match="no ablation at"):
+        vary_report(tmp_path)
     with pytest.raises(DataError, match="nothing was measured"):
         run_folders([tmp_path / "absent"])
     with RunWriter(tmp_path / "other" / "run") as writer:

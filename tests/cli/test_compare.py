@@ -165,18 +165,15 @@ def test_the_pages_pass_the_linter(strobe: Strobe, ablated: tuple[Path, Any], tm
         assert (found.code, found.document["findings"]) == (0, [])
 
 
-def test_the_page_is_made_again_from_the_cells(strobe: Strobe, ablated: tuple[Path, Any]) -> None:
+def test_finished_cells_are_kept_and_the_page_is_made_again_from_them(strobe: Strobe, ablated: tuple[Path, Any]) -> None:
     folder, document = ablated
     before = (folder / "report.md").read_bytes()
     result = strobe("report", folder, "--json")
     assert result.code == 0 and result.document["speedups"] == document["speedups"]
     assert (folder / "report.md").read_bytes() == before
-
-
-def test_a_finished_cell_is_kept(strobe: Strobe, ablated: tuple[Path, Any]) -> None:
-    result = strobe("compare", *SMALL, "--out", ablated[0], "--json")
+    result = strobe("compare", *SMALL, "--out", folder, "--json")
     assert (result.document["measured"], result.document["kept"]) == ([], ["steps-1"])
-    other = strobe("compare", *SMALL, "--out", ablated[0], "--seed", "7")
+    other = strobe("compare", *SMALL, "--out", folder, "--seed", "7")
     assert other.code == 2 and "differ in seed" in other.err
 
 

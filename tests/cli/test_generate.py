@@ -215,11 +215,12 @@ def test_the_clip_is_that_of_the_same_prompts(strobe: Strobe, tmp_path: Path, re
     assert again.read_bytes() == plain.read_bytes()
 
 
-def test_what_differs_is_named(strobe: Strobe, tmp_path: Path, recipe: dict[str, Any]) -> None:
+def test_what_differs_is_named_and_a_recipe_stands_alone(strobe: Strobe, tmp_path: Path, recipe: dict[str, Any]) -> None:
     path = saved(tmp_path, recipe, device="NVIDIA H200", frame_blocks=1, versions=recipe["versions"] | {"torch": "2.0"})
     result = strobe("generate", "--replay", path, "-o", str(tmp_path / "a.mkv"), "--device", "cpu")
     assert result.code == 0
     assert "device: NVIDIA H200 then" in result.err and "torch: 2.0 then" in result.err
+    assert "leave them out" in strobe("generate", "a red circle moving left", "--replay", path).err
 
 
 @pytest.mark.parametrize(
@@ -239,10 +240,6 @@ def test_what_is_no_recipe_of_this_model_is_one_line(
     clip = tmp_path / "a.mkv"
     result = strobe("generate", "--replay", saved(tmp_path, recipe, **changes), "-o", str(clip), "--device", "cpu")
     assert result.code == 2 and words in result.err and not clip.exists(), result.err
-
-
-def test_a_recipe_stands_alone(strobe: Strobe, tmp_path: Path, recipe: dict[str, Any]) -> None:
-    assert "leave them out" in strobe("generate", "a red circle moving left", "--replay", saved(tmp_path, recipe)).err
 
 
 def test_a_checkpoint_that_does_not_fit_is_told_in_one_line(strobe: Strobe, tmp_path: Path) -> None:

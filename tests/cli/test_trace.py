@@ -380,13 +380,10 @@ def test_the_manual_shows_what_the_commands_print(
     assert lines and not [line for line in lines if line not in printed]
 
 
-def test_the_readme_s_case_has_the_tutorial_s_figures() -> None:
+def test_every_page_shows_something_and_the_readme_s_case_has_the_tutorial_s_figures() -> None:
     """The blocks of the tutorial are what the commands print; the README repeats three of its figures in prose."""
+    assert {page for page, _ in BLOCKS} == set(PAGES)
     shown = "".join(block for page, block in BLOCKS if page == "docs/tutorial_speedup.md")
     (caption,) = re.findall(r"^\*The kernel saves (.*?)\[How to read it\]", (ROOT / "README.md").read_text(), re.MULTILINE)
     figures = re.findall(r"\d+\.\d+(?= ms)", caption)
     assert len(figures) == 3 and all(f"{figure} ms" in shown for figure in figures)
-
-
-def test_every_page_shows_something() -> None:
-    assert {page for page, _ in BLOCKS} == set(PAGES)

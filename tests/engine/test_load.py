@@ -217,18 +217,17 @@ def checkpoint(tmp_path: Path) -> Path:
 
 
 @pytest.mark.usefixtures("small")
-class TestRandomWeights:
-    @pytest.mark.parametrize(("vae", "told"), [(None, ""), ("tiny", "tiny VAE, ")])
-    def test_they_stream_and_say_so(self, vae: str | None, told: str) -> None:
-        model = load("wan-1.3b", Weights(random=True, vae=vae, frame_size=SIZE))
-        assert model.name == f"wan-1.3b, {told}random weights" and model.random_weights
-        assert isinstance(model.vae, Taew) == (vae == "tiny")
-        with Session("a fox", model=model, device="cpu") as session:
-            blocks = [*session.stream(5)]
-        assert [tuple(block.frames.shape) for block in blocks[:2]] == [(9, *SIZE, 3), (12, *SIZE, 3)]
-        assert all(block.latents.isfinite().all() and block.latents.std() < 10 for block in blocks)
-        with pytest.raises(ConfigError, match="'tiny'; got 'huge'"):
-            Weights(random=True, vae="huge")
+@pytest.mark.parametrize(("vae", "told"), [(None, ""), ("tiny", "tiny VAE, ")])
+def test_random_weights_stream_and_say_so(vae: str | None, told: str) -> None:
+    model = load("wan-1.3b", Weights(random=True, vae=vae, frame_size=SIZE))
+    assert model.name == f"wan-1.3b, {told}random weights" and model.random_weights
+    assert isinstance(model.vae, Taew) == (vae == "tiny")
+    with Session("a fox", model=model, device="cpu") as session:
+        blocks = [*session.stream(5)]
+    assert [tuple(block.frames.shape) for block in blocks[:2]] == [(9, *SIZE, 3), (12, *SIZE, 3)]
+    assert all(block.latents.isfinite().all() and block.latents.std() < 10 for block in blocks)
+    with pytest.raises(ConfigError, match="'tiny'; got 'huge'"):
+        Weights(random=True, vae="huge")
 
 
 @pytest.mark.usefixtures("small")

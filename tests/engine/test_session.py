@@ -66,21 +66,20 @@ def same_blocks(first: Sequence[FrameBlock], second: Sequence[FrameBlock]) -> bo
     )
 
 
-class TestPrompts:
-    def test_an_interpolation_goes_on_from_where_another_is(self, make: Make, tiny: Model) -> None:
-        red, blue, green = (tiny.text.encode([prompt]) for prompt in ("red circle", "blue square", "green circle"))
-        session, found = make(), []
-        switches = [
-            Switch(frame_block=1, prompt="blue square", mode="interpolate", over=4),
-            Switch(frame_block=3, prompt="green circle", mode="interpolate", over=2),
-        ]
-        for _ in session.stream(6, switches=switches):
-            assert session._stream.state.blend is not None
-            blend = session._stream.state.blend
-            found.append((blend.start, blend.target, blend.steps(4)))
-        expected = [(red, red, 4), (red, blue, 1), (red, blue, 2), (blue, green, 2), (blue, green, 4), (blue, green, 4)]
-        for (start, target, steps), (from_text, to_text, num_steps) in zip(found, expected, strict=True):
-            assert torch.equal(start, from_text) and torch.equal(target, to_text) and steps == num_steps
+def test_an_interpolation_goes_on_from_where_another_is(make: Make, tiny: Model) -> None:
+    red, blue, green = (tiny.text.encode([prompt]) for prompt in ("red circle", "blue square", "green circle"))
+    session, found = make(), []
+    switches = [
+        Switch(frame_block=1, prompt="blue square", mode="interpolate", over=4),
+        Switch(frame_block=3, prompt="green circle", mode="interpolate", over=2),
+    ]
+    for _ in session.stream(6, switches=switches):
+        assert session._stream.state.blend is not None
+        blend = session._stream.state.blend
+        found.append((blend.start, blend.target, blend.steps(4)))
+    expected = [(red, red, 4), (red, blue, 1), (red, blue, 2), (blue, green, 2), (blue, green, 4), (blue, green, 4)]
+    for (start, target, steps), (from_text, to_text, num_steps) in zip(found, expected, strict=True):
+        assert torch.equal(start, from_text) and torch.equal(target, to_text) and steps == num_steps
 
 
 def test_what_a_stream_yields_and_holds_is_shown_in_a_line(make: Make) -> None:
@@ -532,29 +531,27 @@ class TestDecoded:
             assert sum(len(block.frames) for block in session.stream(seconds=1.5)) == 24
 
 
-class TestKnobs:
-    @pytest.mark.parametrize("knob", [each.name for each in fields(Knobs)])
-    def test_no_knob_changes_the_result(self, make: Make, knob: str) -> None:
-        on, off = (make(preset=EngineConfig(knobs=replace_knobs(NONE, **{knob: value}))) for value in (True, False))
-        switch = [Switch(frame_block=5, prompt="blue square")]
-        torch.testing.assert_close(
-            latents(play(on, 7, switches=switch)),
-            latents(play(off, 7, switches=switch)),
-            rtol=0,
-            atol=tolerance("stream", "float32"),
-        )
+@pytest.mark.parametrize("knob", [each.name for each in fields(Knobs)])
+def test_no_knob_changes_the_result(make: Make, knob: str) -> None:
+    on, off = (make(preset=EngineConfig(knobs=replace_knobs(NONE, **{knob: value}))) for value in (True, False))
+    switch = [Switch(frame_block=5, prompt="blue square")]
+    torch.testing.assert_close(
+        latents(play(on, 7, switches=switch)),
+        latents(play(off, 7, switches=switch)),
+        rtol=0,
+        atol=tolerance("stream", "float32"),
+    )
 
 
-class TestLockstep:
-    def test_each_sample_is_the_stream_it_would_be_alone(self, make: Make) -> None:
-        prompts = ("red circle", "blue square", "green circle")
-        together = play(make(prompts, samples=(0, 1, 7)), 6, switches=[Switch(frame_block=3, prompt="moving red")])
-        for index, sample in enumerate((0, 1, 7)):
-            alone = play(make(prompts[index], samples=(sample,)), 6, switches=[Switch(frame_block=3, prompt="moving red")])
-            torch.testing.assert_close(latents(together)[index], latents(alone)[0], rtol=0, atol=tolerance("stream", "float32"))
-        assert together[0].prompts == prompts and together[0].prompt == "red circle\nblue square\ngreen circle"
-        with pytest.raises(ShapeError, match="3 samples"):
-            _ = together[0].frames
+def test_each_sample_is_the_stream_it_would_be_alone(make: Make) -> None:
+    prompts = ("red circle", "blue square", "green circle")
+    together = play(make(prompts, samples=(0, 1, 7)), 6, switches=[Switch(frame_block=3, prompt="moving red")])
+    for index, sample in enumerate((0, 1, 7)):
+        alone = play(make(prompts[index], samples=(sample,)), 6, switches=[Switch(frame_block=3, prompt="moving red")])
+        torch.testing.assert_close(latents(together)[index], latents(alone)[0], rtol=0, atol=tolerance("stream", "float32"))
+    assert together[0].prompts == prompts and together[0].prompt == "red circle\nblue square\ngreen circle"
+    with pytest.raises(ShapeError, match="3 samples"):
+        _ = together[0].frames
 
 
 PROMPTS = ("red circle", "blue square", "green circle moving")

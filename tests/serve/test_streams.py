@@ -281,7 +281,7 @@ def test_whoever_was_steered_or_else_runs_dry_first_is_next_and_order_does_not_m
         assert {choose(list(order)) for order in list(permutations(asked))[:24]} == {chosen}
 
 
-def test_the_one_too_many_is_told_what_would_fit() -> None:
+def test_the_one_too_many_is_told_what_would_fit_and_alone_a_stream_is_let_in_however_slow() -> None:
     three = [COSTS["balanced"]] * 3
     room = {"free_bytes": 100 * GIB, "start_buffer_s": 0.5, "most": 100}
     told = refusal("balanced", three, COSTS, **room)
@@ -291,6 +291,9 @@ def test_the_one_too_many_is_told_what_would_fit() -> None:
     assert memory is not None and memory.kind == "memory" and "4.0 GiB" in str(memory) and not memory.fits
     many = refusal("ultra", [COSTS["ultra"]], COSTS, **room | {"most": 1})
     assert many is not None and many.kind == "streams"
+    slow = {"slow": StreamCost(block_s=2.0, longest_s=3.0, content_s=0.75, stream_bytes=1)}
+    assert refusal("slow", [], slow, **room) is None
+    assert refusal("slow", [slow["slow"]], slow, **room) is not None
 
 
 @given(
@@ -307,12 +310,6 @@ def test_a_cost_is_learned_from_streams_that_run(steady: list[float], switched: 
         assert found.longest_s == max(found.block_s, *switched)
     else:
         assert found.longest_s / found.block_s == pytest.approx(predicted.longest_s / predicted.block_s)
-
-
-def test_alone_a_stream_is_let_in_however_slow() -> None:
-    slow = {"slow": StreamCost(block_s=2.0, longest_s=3.0, content_s=0.75, stream_bytes=1)}
-    assert refusal("slow", [], slow, free_bytes=10, start_buffer_s=0.5, most=2) is None
-    assert refusal("slow", [slow["slow"]], slow, free_bytes=10, start_buffer_s=0.5, most=2) is not None
 
 
 @pytest.mark.parametrize("switching", [False, True])

@@ -167,12 +167,14 @@ def test_another_schema_version_is_refused(tmp_path: Path, header: Header, span:
         read_run(writer.folder)
 
 
-def test_a_folder_with_anything_in_it_is_never_used(tmp_path: Path, header: Header) -> None:
+def test_a_folder_with_anything_in_it_or_that_cannot_be_made_is_not_used(tmp_path: Path, header: Header) -> None:
     (tmp_path / "notes.txt").write_text("mine")
     with pytest.raises(ConfigError, match="not empty"):
         RunWriter(tmp_path)
     with pytest.raises(ConfigError, match="another folder"):
         RunWriter(tmp_path / "notes.txt")
+    with pytest.raises(StrobeError, match="cannot write /proc/strobe: "):
+        RunWriter(Path("/proc/strobe"))
     with create_run(tmp_path / "runs", "Demo: a/b") as writer:
         writer.append(header)
     with pytest.raises(ConfigError, match="not empty"):
@@ -200,11 +202,6 @@ def test_records_named_by_themselves_may_be_a_link_and_no_device(tmp_path: Path,
     (tmp_path / "other" / RECORDS).symlink_to(writer.folder / RECORDS)
     with pytest.raises(DataError, match="is a link, and is not followed"):
         read_run(tmp_path / "other")
-
-
-def test_a_folder_that_cannot_be_made_is_a_clear_error() -> None:
-    with pytest.raises(StrobeError, match="cannot write /proc/strobe: "):
-        RunWriter(Path("/proc/strobe"))
 
 
 # ------------------------------------------------------------------------------------------------------------- rotation

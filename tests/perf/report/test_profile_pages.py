@@ -244,7 +244,7 @@ def trace(ops: int = 3, modules: bool = True, memory: bool = True) -> Trace:
     return trace_of(ops=rows, modules=calls, memory=(track,) if memory else ())
 
 
-def test_the_page_says_that_it_is_no_measurement() -> None:
+def test_the_page_says_that_it_is_no_measurement_and_shows_what_was_recorded() -> None:
     report = attribution_report([("balanced", trace())], ("with_stack",), top=2)
     (banner,) = report.banners
     assert "with_stack" in banner.items[0] and "no measurement" in banner.items[0]
@@ -255,9 +255,6 @@ def test_the_page_says_that_it_is_no_measurement() -> None:
     assert [row.cells[0].text for row in modules.rows] == ["Linear_0"]
     assert (memory.rows[0].cells[1].value, memory.rows[0].cells[1].unit) == (5.0, "MiB")
     assert "aten::op2" in render_markdown(report)
-
-
-def test_what_was_not_recorded_is_not_shown() -> None:
     report = attribution_report([("a", trace(modules=False, memory=False))], ("record_shapes",), top=9)
     assert len(report.sections[0].blocks) == 1
 

@@ -57,10 +57,22 @@ from strobe.perf.table import model as m
 MakeRun = Callable[..., Path]
 
 
+def rows_of(markdown: str) -> list[list[str]]:
+    """Tables of a Markdown text as lists of rows; a row is its unescaped cell borders."""
+    found: list[list[str]] = [[]]
+    for line in markdown.splitlines():
+        if line.startswith("|"):
+            found[-1].append(line)
+        elif found[-1]:
+            found.append([])
+    return [table for table in found if table]
+
+
 @pytest.mark.parametrize("cuda", [False, True])
-def test_hostile_names_and_prompts_stay_text(make_run: MakeRun, cuda: bool) -> None:
-    page_text = render_html(build_report([make_run(cuda=cuda, evil=True)]))
-    page = Page(page_text)
+def test_hostile_names_and_prompts_stay_text_and_tables_keep_their_columns(make_run: MakeRun, cuda: bool) -> None:
+    report = build_report([make_run(cuda=cuda, evil=True)])
+    page_text, text = render_html(report), render_markdown(report)
+    page, tables = Page(page_text), rows_of(text)
     assert page.open == []
     scripts = page.all("script")
     assert scripts == [{"type": "application/json"}, {}]  # the timeline's data and the page's own script
@@ -68,6 +80,11 @@ def test_hostile_names_and_prompts_stay_text(make_run: MakeRun, cuda: bool) -> N
     shown = "".join(text for tag, text in page.texts if tag in ("code", "td", "figcaption"))
     assert "</script><script>alert(1)</script>|`x`\\n\\x1b[31m\\u202e" in shown
     assert not re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]", page_text)
+    assert len(tables) > 15
+    for table in tables:
+        assert len({len(re.findall(r"(?<!\\)\|", re.sub(r"\\\\", "", row))) for row in table}) == 1
+        assert set(table[1]) <= set("|-: ")
+    assert "<script" not in text and "\x1b" not in text and "://" not in text
 
 
 def test_page_needs_nothing_from_elsewhere(make_run: MakeRun) -> None:
@@ -102,29 +119,6 @@ def test_the_same_records_give_the_same_bytes_wherever_they_lie(make_run: MakeRu
     shutil.copytree(folder, moved)
     again = [path.read_bytes() for path in write_report(build_report([moved]), moved)]
     assert first == again and all(first)
-
-
-def rows_of(markdown: str) -> list[list[str]]:
-    """Tables of a Markdown text as lists of rows; a row is its unescaped cell borders."""
-    found: list[list[str]] = [[]]
-    for line in markdown.splitlines():
-        if line.startswith("|"):
-            found[-1].append(line)
-        elif found[-1]:
-            found.append([])
-    return [table for table in found if table]
-
-
-@pytest.mark.parametrize("cuda", [False, True])
-def test_markdown_tables_keep_their_columns(make_run: MakeRun, cuda: bool) -> None:
-    report = build_report([make_run(cuda=cuda, evil=True)])
-    text = render_markdown(report)
-    tables = rows_of(text)
-    assert len(tables) > 15
-    for table in tables:
-        assert len({len(re.findall(r"(?<!\\)\|", re.sub(r"\\\\", "", row))) for row in table}) == 1
-        assert set(table[1]) <= set("|-: ")
-    assert "<script" not in text and "\x1b" not in text and "://" not in text
 
 
 @given(st.text(st.characters(codec="utf-8"), max_size=60))

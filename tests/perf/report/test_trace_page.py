@@ -743,16 +743,11 @@ def test_the_page_has_what_would_help_second_and_warnings_that_change_no_figure_
         assert places == sorted(places)
 
 
-def test_ranges_that_no_call_encloses_are_steps_and_no_layers(tmp_path: Path) -> None:
-    path = layers(tmp_path / "t.json", [100, 100, 100, 100])
-    data = json.loads(path.read_text())
-    path.write_text(json.dumps({"traceEvents": data["traceEvents"][1:]}))
-    assert not [line for line in sentences(path) if line.startswith("Layers: ")]
-
-
-def test_layers_beside_each_other_are_no_more_than_all_work(tmp_path: Path) -> None:
+def test_layers_lie_within_a_call_and_beside_each_other_are_no_more_than_all_work(tmp_path: Path) -> None:
     path = layers(tmp_path / "t.json", [100, 100, 100, 100])
     events = json.loads(path.read_text())["traceEvents"]
+    path.write_text(json.dumps({"traceEvents": events[1:]}))
+    assert not [line for line in sentences(path) if line.startswith("Layers: ")], "no call encloses them"
     for number, one in enumerate(one for one in events if one["cat"] == "kernel"):
         one |= {"ts": str(1000 + 40 * number), "args": {**one["args"], "stream": number}}
     calls = [one for one in events if one["cat"] != "kernel" and one["name"] != "step"]
@@ -781,13 +776,15 @@ def _row(page: str) -> list[str]:
     return [cell.strip() for cell in line.strip("|").split("|")]
 
 
-def test_a_product_that_computes(tmp_path: Path) -> None:
+def test_a_product_that_computes_and_one_on_a_device_without_known_peaks_that_has_rates_only(tmp_path: Path) -> None:
     row = _row(_page(tmp_path, 4096, "200"))
     flops, moved, s = 2 * 4096**3, 3 * 2 * 4096**2, 200e-6
     assert row[:7] == ["mm", "4096x4096, 4096x4096", "bfloat16", "1", "0.200000", "50.0 %", "200.0"]
     of_peak, of_bandwidth = (f"{share:.1%}".replace("%", " %") for share in (flops / s / PEAK, moved / s / BANDWIDTH))
     rates = f"{flops / 1e9:.3f}", f"{flops / s / 1e12:.1f}", f"{moved / s / 1e9:.1f}"
     assert row[7:] == [*rates, of_peak, of_bandwidth, "compute", f"{flops / PEAK * 1e3:.4f}", of_peak]
+    row = _row(_page(tmp_path, 64, "1", meta=META))
+    assert len(row) == 10 and row[7:] == ["0.001", "0.5243", "24.58"]
 
 
 @pytest.mark.parametrize(
@@ -816,11 +813,6 @@ def test_nothing_recorded_is_said(meta: dict[str, Any], said: str, tmp_path: Pat
     path = write(tmp_path / "t.json", compact([kernel("mm", "10", "1", 1)], meta))
     page = render_markdown(built(path, by="shape"))
     assert "Against the device's peaks" in page and said in page
-
-
-def test_a_device_without_known_peaks_has_rates_only(tmp_path: Path) -> None:
-    row = _row(_page(tmp_path, 64, "1", meta=META))
-    assert len(row) == 10 and row[7:] == ["0.001", "0.5243", "24.58"]
 
 
 @pytest.mark.parametrize("size", ["-4", "-1e3", "9" * 400, "9" * 5000, "1e400"])

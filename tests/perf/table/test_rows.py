@@ -36,7 +36,7 @@ ROWS = [
 ]
 
 
-def test_columns_are_the_fields_with_a_head_in_the_order_of_the_class() -> None:
+def test_columns_are_the_fields_with_a_head_in_order_and_what_a_row_does_not_have_is_missing_with_its_reason() -> None:
     table = table_of("", columns(Work, of=SimpleNamespace(all_ns=60)), ROWS, top=1)
     assert table.columns == (
         Column("kind"),
@@ -48,9 +48,6 @@ def test_columns_are_the_fields_with_a_head_in_the_order_of_the_class() -> None:
     )
     assert table.rows[0] == Row((Code("a"), Count(2), ExactTime(30), Share(0.5), Time(4.0), Text("n", "muted")))
     assert table.rows[1].cells[1:3] == (Count(0), Missing("", "-"))
-
-
-def test_what_a_row_does_not_have_is_missing_with_its_reason() -> None:
     cells = table_of("", columns(Work, of=SimpleNamespace(all_ns=60)), ROWS).rows[1].cells
     assert cells[2:5] == (Missing("", "-"), Missing("", "-"), Missing("b never waited", "-"))
 
@@ -98,16 +95,13 @@ def fields() -> tuple[Field[Kernel], ...]:
     )
 
 
-def test_a_column_is_described_once() -> None:
+def test_a_column_is_described_once_and_a_strong_row_is_one_that_the_table_names() -> None:
     table = table_of("Kernels.", fields(), PARTS, notes=["n"], sortable=True, collapsed=True)
     assert table.columns[:3] == (Column("kernel"), Column("calls", numeric=True, hint="of it"), Column("time", "ms", True))
     assert table.columns[3:5] == (Column("of all", numeric=True, hint="of 90"), Column("longest", "µs", True))
     assert table.rows[0] == Row((Code("a"), Count(1), ExactTime(10), Share(10 / 90), Time(10), Text("x")))
     assert table.rows[1].cells[2:5] == (Missing("it never ran", "-"), Missing("", "-"), Missing("", "-"))
     assert len(table.rows) == 4 and table.notes == ("n",) and table.sortable and table.collapsed
-
-
-def test_a_strong_row_is_one_that_the_table_names() -> None:
     rows = rows_of(fields(), PARTS, strong=lambda row: row[0] == "c")
     assert [row.strong for row in rows] == [False, False, True, False]
 

@@ -319,33 +319,31 @@ class TestEightBits:
         assert worst < 2**-4  # half a unit of three bits of mantissa: without the scales it would be far off
 
 
-class TestNested:
-    @pytest.mark.parametrize("around", ["model", "state_dict", "ema", "state_dict.net"])
-    def test_a_model_among_other_things(self, original: Tensors, tmp_path: Path, around: str) -> None:
-        optimizer = {"state": {0: {"step": torch.ones(()), "exp_avg": torch.ones(3)}}, "param_groups": [{"lr": 1e-4}]}
-        outer, _, inner = around.partition(".")
-        model = {inner: original} if inner else original
-        torch.save({outer: model, "optimizer": optimizer, "step": 1000}, tmp_path / "model.pt")
-        found = read_checkpoint(tmp_path, WAN)
-        assert all(torch.equal(found.dit.state_dict()[name], tensor) for name, tensor in original.items())
-        assert found.part == around
+@pytest.mark.parametrize("around", ["model", "state_dict", "ema", "state_dict.net"])
+def test_a_model_among_other_things(original: Tensors, tmp_path: Path, around: str) -> None:
+    optimizer = {"state": {0: {"step": torch.ones(()), "exp_avg": torch.ones(3)}}, "param_groups": [{"lr": 1e-4}]}
+    outer, _, inner = around.partition(".")
+    model = {inner: original} if inner else original
+    torch.save({outer: model, "optimizer": optimizer, "step": 1000}, tmp_path / "model.pt")
+    found = read_checkpoint(tmp_path, WAN)
+    assert all(torch.equal(found.dit.state_dict()[name], tensor) for name, tensor in original.items())
+    assert found.part == around
 
 
-class TestMapped:
-    @pytest.mark.parametrize("suffix", ["safetensors", "pt"])
-    def test_a_file_is_read_in_its_own_dtype_and_stays_where_it_is(self, original: Tensors, tmp_path: Path, suffix: str) -> None:
-        half = {name: tensor.bfloat16() for name, tensor in original.items()}
-        file = tmp_path / f"half.{suffix}"
-        if suffix == "pt":
-            torch.save({"generator": half}, file)
-        else:
-            save_file(half, file)
-        opened = open_checkpoint(file, WAN)
-        state = opened.read().state_dict()
-        assert opened.copied_bytes == 0
-        assert all(state[name].dtype == torch.bfloat16 and torch.equal(state[name], tensor) for name, tensor in half.items())
-        maps = Path("/proc/self/maps")
-        if maps.exists():
-            spans = [line.split()[0].split("-") for line in maps.read_text().splitlines() if line.endswith(file.name)]
-            held = [(int(first, 16), int(last, 16)) for first, last in spans]
-            assert held and all(any(first <= t.data_ptr() < last for first, last in held) for t in state.values())
+@pytest.mark.parametrize("suffix", ["safetensors", "pt"])
+def test_a_file_is_read_in_its_own_dtype_and_stays_where_it_is(original: Tensors, tmp_path: Path, suffix: str) -> None:
+    half = {name: tensor.bfloat16() for name, tensor in original.items()}
+    file = tmp_path / f"half.{suffix}"
+    if suffix == "pt":
+        torch.save({"generator": half}, file)
+    else:
+        save_file(half, file)
+    opened = open_checkpoint(file, WAN)
+    state = opened.read().state_dict()
+    assert opened.copied_bytes == 0
+    assert all(state[name].dtype == torch.bfloat16 and torch.equal(state[name], tensor) for name, tensor in half.items())
+    maps = Path("/proc/self/maps")
+    if maps.exists():
+        spans = [line.split()[0].split("-") for line in maps.read_text().splitlines() if line.endswith(file.name)]
+        held = [(int(first, 16), int(last, 16)) for first, last in spans]
+        assert held and all(any(first <= t.data_ptr() < last for first, last in held) for t in state.values())

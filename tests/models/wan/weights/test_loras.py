@@ -150,14 +150,13 @@ class TestFullUpdates:
         assert torch.equal(flow(beside), flow(base))
 
 
-class TestSeveral:
-    def test_those_of_a_model_stay(self, original: Tensors) -> None:
-        own, style, other = (lora_of(original, seed) for seed in range(3))
-        assert combined([own], [style.at(0.5), other]) == (own, style.at(0.5), other)
-        assert combined([own, style], [other, own.at(0.2)]) == (own.at(0.2), style, other)
-        assert combined([own], []) == (own,) and str(own.at(0.2)) == "lora 0 at 0.2" and str(own) == "lora 0"
-        with pytest.raises(ConfigError, match=r"LoRA lora 1 is given twice \(first as lora 1\); give it once"):
-            combined([own], [style, style.at(0.5)])
+def test_loras_of_a_model_stay(original: Tensors) -> None:
+    own, style, other = (lora_of(original, seed) for seed in range(3))
+    assert combined([own], [style.at(0.5), other]) == (own, style.at(0.5), other)
+    assert combined([own, style], [other, own.at(0.2)]) == (own.at(0.2), style, other)
+    assert combined([own], []) == (own,) and str(own.at(0.2)) == "lora 0 at 0.2" and str(own) == "lora 0"
+    with pytest.raises(ConfigError, match=r"LoRA lora 1 is given twice \(first as lora 1\); give it once"):
+        combined([own], [style, style.at(0.5)])
 
 
 EXACT = tolerance("element", "float64")
