@@ -88,7 +88,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     traceback."""
     tokens = list(sys.argv[1:] if argv is None else argv)
     heed_columns()
-    sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115 - the process was started with it closed
+    sys.stdout = sys.stdout or io.StringIO()  # the process was started with it closed
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # where the locale lacks a character
     try:

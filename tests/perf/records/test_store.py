@@ -167,7 +167,7 @@ def test_another_schema_version_is_refused(tmp_path: Path, header: Header, span:
         read_run(writer.folder)
 
 
-def test_a_folder_with_anything_in_it_or_that_cannot_be_made_is_not_used(tmp_path: Path, header: Header) -> None:
+def test_a_folder_with_anything_in_it_is_never_used(tmp_path: Path, header: Header) -> None:
     (tmp_path / "notes.txt").write_text("mine")
     with pytest.raises(ConfigError, match="not empty"):
         RunWriter(tmp_path)
