@@ -69,7 +69,7 @@ def rows_of(markdown: str) -> list[list[str]]:
 
 
 @pytest.mark.parametrize("cuda", [False, True])
-def test_hostile_names_and_prompts_stay_text_and_tables_keep_their_columns(make_run: MakeRun, cuda: bool) -> None:
+def test_hostile_names_and_prompts_stay_text(make_run: MakeRun, cuda: bool) -> None:
     report = build_report([make_run(cuda=cuda, evil=True)])
     page_text, text = render_html(report), render_markdown(report)
     page, tables = Page(page_text), rows_of(text)
