@@ -152,7 +152,7 @@ def test_the_script_of_a_shell_knows_verbs_flags_and_choices(
     [
         (["ser"], {"serve"}),
         (["generate", "--random-w"], {"--random-weights"}),
-        (["generate", "--preset", "tur"], {"turbo", "turbo_fp8"}),
+        (["generate", "--preset", "tur"], {"turbo", "turbo_fp8", "turbo_int8"}),
         (["serve", "--model", "wan"], {"wan-1.3b", "wan-5b", "wan-14b"}),
         (["compare", "base"], {"baseline"}),
         (["generate", "--mode", "so"], {"soft"}),
