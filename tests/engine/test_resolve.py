@@ -395,7 +395,7 @@ def test_a_stream_is_near_the_native_one(
     make: Callable[..., Session], tiny: Model, gated: None, options: dict[str, Any], device: str
 ) -> None:
     """While the window fills and after, over hard switches, with the sink turned; attention alone, and linear layers too."""
-    options |= {"dtype": "float32" if device == "cpu" else "bfloat16", "simulate": device == "cpu"}
+    options = options | {"dtype": "float32" if device == "cpu" else "bfloat16", "simulate": device == "cpu"}
     eight, attention = preset("balanced_int8"), {"linear_format": "native"}
     configs = (preset("balanced"), *[replace(eight, **attention)] * 2, eight)
     played = [play(make(preset=replace(each, **options), model=wide(tiny), device=device)) for each in configs]
