@@ -75,3 +75,19 @@ def test_sizes_are_read_in_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert device.available_bytes() == 22_000_001 * 1024
     told.write_text("MemTotal:       24096000 kB\n")  # an old kernel
     assert device.available_bytes() is None
+
+
+@pytest.mark.parametrize("name", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_weights_arrive_as_torch_copies_them(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device, "_PIECE", 64)  # bytes: most tensors are several pieces, and some end in half of one
+    shapes = [(3, 7), (), (0, 4), (32,), (33,), (5, 2, 13)]
+    tensors = {str(at): torch.randn(shape) for at, shape in enumerate(shapes)}
+    tensors |= {"half": torch.randn(70).half(), "turned": torch.randn(9, 5).t(), "learned": torch.nn.Parameter(torch.randn(40))}
+    there = resolve_device(name)
+    found = device.uploaded(tensors, there, torch.bfloat16)
+    assert found.keys() == tensors.keys()
+    for key, tensor in tensors.items():
+        assert not found[key].requires_grad
+        assert found[key].device == there
+        assert torch.equal(found[key].cpu(), tensor.detach().bfloat16()), key
+        assert found[key].data_ptr() != tensor.data_ptr() or tensor.numel() == 0

@@ -15,12 +15,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from strobe.attention.tree import CollectiveError
 from strobe.cache.kv import CacheShape, RingCache
 from strobe.cache.policy import RingPolicy
 from strobe.core import spans
 from strobe.core.errors import SessionError, StrobeError
 from strobe.engine.config import EngineConfig, Knobs, replace_knobs
-from strobe.engine.graphs import CAPTURES, WARM_UPS, CudaGraphs, PassInputs, Recorded, Replay, Runner, capture_stream
+from strobe.engine.graphs import CAPTURES, WARM_UPS, CudaGraphs, PassInputs, Recorded, Replay, Replaying, Runner, capture_stream
 from strobe.engine.memory import predict
 from strobe.engine.model import Model
 from strobe.engine.prompts import Switch
@@ -146,9 +147,9 @@ def test_what_was_replayed_last_is_kept(ring: RingCache) -> None:
     made: list[str] = []
 
     class Noted(Recorded):
-        def _record(self, call: Callable[[], Tensor | None]) -> Replay:
+        def _record(self, call: Callable[[], Tensor | None], replaying: Replaying) -> Replay:
             made.append(name)
-            return super()._record(call)
+            return super()._record(call, replaying)
 
     runner, sizes = Noted(limit=2), {"one": 1, "two": 2, "three": 3}
     for name in ("one", "two", "one", "three", "one", "three", "two"):
@@ -260,8 +261,17 @@ def test_recording_marks_no_regions(ring: RingCache) -> None:
 # ------------------------------------------------------------------------------------------------------------------- captures
 
 
-@pytest.mark.parametrize("fails", [False, True])
-def test_a_capture_is_alone(monkeypatch: pytest.MonkeyPatch, fails: bool) -> None:
+REFUSED = RuntimeError("operation not permitted when stream is capturing")
+GONE = CollectiveError("a rank did not answer")  # a RuntimeError too
+
+
+@pytest.mark.parametrize(
+    ("before", "inside", "told"),
+    [(None, None, None), (None, REFUSED, "cannot be captured"), (None, GONE, "a rank did not"), (GONE, None, "a rank did not")],
+)
+def test_a_capture_is_alone(
+    monkeypatch: pytest.MonkeyPatch, before: Exception | None, inside: Exception | None, told: str | None
+) -> None:
     """From the warm-ups, on a stream that all share, until torch knows that it is over; so is the wait before one is let go."""
     device, underway = torch.device("cpu", 0), list[int]()
     free: list[tuple[str, bool]] = []
@@ -283,8 +293,14 @@ def test_a_capture_is_alone(monkeypatch: pytest.MonkeyPatch, fails: bool) -> Non
 
     def call() -> None:
         note("capture" if underway else "warm-up")
-        if fails and underway:
-            raise RuntimeError("operation not permitted when stream is capturing")
+        if inside and underway:
+            raise inside
+
+    @contextmanager
+    def replaying() -> Iterator[None]:
+        if before:
+            raise before
+        yield
 
     stream = SimpleNamespace(wait_stream=lambda _: None)
     fakes: dict[str, Any] = {"Stream": lambda _: stream, "current_stream": lambda _: stream, "graph": graph}
@@ -296,8 +312,10 @@ def test_a_capture_is_alone(monkeypatch: pytest.MonkeyPatch, fails: bool) -> Non
     monkeypatch.setattr(torch._C, "_cuda_releasePool", lambda *_: note("release"), raising=False)
     capture_stream.cache_clear()
     runner = CudaGraphs(device)
-    with pytest.raises(StrobeError, match="cannot be captured") if fails else nullcontext():
-        runner._forget(runner._record(call))
+    with pytest.raises(StrobeError, match=f"^.*{told}") if told else nullcontext() as raised:
+        runner._forget(runner._record(call, replaying))
+    assert GONE not in (before, inside) or raised.value is GONE
     capture_stream.cache_clear()
-    found = [*["warm-up"] * WARM_UPS, "wait", "capture", *(["set back", "release"] if fails else ["wait"])]
+    after = [] if before else ["capture", *(["set back", "release"] if inside else ["wait"])]
+    found = [*["warm-up"] * WARM_UPS, "wait", *after]
     assert free == [(what, False) for what in found] and not underway

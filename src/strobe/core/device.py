@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
+from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
@@ -116,6 +117,35 @@ def upload(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     Torch does not reuse that memory before the copy has arrived.
     """
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
+
+
+_PIECE: Final = 1 << 24
+"""Bytes of pinned memory that weights pass through at a time."""
+
+
+def uploaded(tensors: Mapping[str, torch.Tensor], device: torch.device, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    """Copy tensors from the CPU to a device and dtype; on return they are there.
+
+    To a GPU they go through two pieces of pinned memory: all cores read the file behind a tensor, and convert it, while the piece
+    before travels. A copy of pages that are not pinned is read by one core.
+    """
+    import torch
+
+    if device.type != "cuda":
+        return {name: tensor.detach().to(device, dtype, copy=True) for name, tensor in tensors.items()}
+    found = {name: torch.empty(tensor.shape, dtype=dtype, device=device) for name, tensor in tensors.items()}
+    number = _PIECE // dtype.itemsize
+    with torch.cuda.device(device), torch.no_grad():
+        pinned = torch.empty(2, number, dtype=dtype, device="cpu", pin_memory=True)
+        turns = cycle([(piece, torch.cuda.Event()) for piece in pinned])
+        for name, tensor in tensors.items():
+            for source, target in zip(tensor.reshape(-1).split(number), found[name].view(-1).split(number), strict=True):
+                piece, arrived = next(turns)
+                arrived.synchronize()
+                target.copy_(piece[: source.numel()].copy_(source), non_blocking=True)
+                arrived.record()
+        torch.cuda.current_stream().synchronize()
+    return found
 
 
 def synchronize(device: torch.device) -> None:

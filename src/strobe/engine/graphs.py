@@ -149,7 +149,7 @@ class Recorded(Runner):
         call = partial(body, latents[0], Modulation(layers=modulation[0], head=modulation[1]), text, rope[0], step)
         last = len(text.layers) - 1
         with silenced():
-            replay = self._record(call)
+            replay = self._record(call, replaying)
             held = [(group, group.source, [tensor.clone() for tensor in group.tensors]) for group in groups]
             for group in groups:
                 group.halve()
@@ -167,7 +167,7 @@ class Recorded(Runner):
             )
         return replay
 
-    def _record(self, call: Callable[[], Tensor | None]) -> Replay:
+    def _record(self, call: Callable[[], Tensor | None], replaying: Replaying) -> Replay:
         """Record a pass; a subclass replaces this where the device can do more."""
         first = call()
         out = None if first is None else first.clone()
@@ -199,11 +199,11 @@ class CudaGraphs(Recorded):
     def fresh(self) -> Self:
         return type(self)(self._device)
 
-    def _record(self, call: Callable[[], Tensor | None]) -> Replay:
+    def _record(self, call: Callable[[], Tensor | None], replaying: Replaying) -> Replay:
         if not len(self):
             self._pool = torch.cuda.graph_pool_handle()  # a handle that all graphs have left is gone
         with CAPTURES:
-            graph, out = self._captured(call)
+            graph, out = self._captured(call, replaying)
 
         def again() -> None:
             with span(DIT_FORWARD):
@@ -211,11 +211,11 @@ class CudaGraphs(Recorded):
 
         return Replay(again=again, out=out)
 
-    def _captured(self, call: Callable[[], Tensor | None]) -> tuple[torch.cuda.CUDAGraph, Tensor | None]:
+    def _captured(self, call: Callable[[], Tensor | None], replaying: Replaying) -> tuple[torch.cuda.CUDAGraph, Tensor | None]:
         """Warm up, then capture a pass as a CUDA graph.
 
         During the capture no other thread may use the side stream, whose work would become part of the graph, nor wait for the
-        device or empty torch's caches.
+        device or empty torch's caches. It does not begin if `replaying` says that a message of the warm-up has failed.
         """
         here = torch.cuda.current_stream(self._device)
         self._side.wait_stream(here)
@@ -225,16 +225,19 @@ class CudaGraphs(Recorded):
         here.wait_stream(self._side)
         torch.cuda.synchronize(self._device)
         graph = torch.cuda.CUDAGraph()
-        try:
-            with torch.cuda.graph(graph, pool=self._pool, stream=self._side, capture_error_mode="thread_local"):
-                out = call()
-        except RuntimeError as error:
-            torch.cuda.set_stream(here)  # torch leaves it where the capture failed
-            with suppress(RuntimeError):  # torch before 2.12 leaves the pool in use, with all later allocations of the thread
-                torch._C._cuda_endAllocateToPool(self._device.index, self._pool)
-                torch._C._cuda_releasePool(self._device.index, self._pool)
-            what = str(error.__context__ or error).partition("\n")[0]
-            raise StrobeError(f"a pass cannot be captured as a CUDA graph: {what}; turn knob cuda_graphs off") from error
+        with replaying():
+            try:
+                with torch.cuda.graph(graph, pool=self._pool, stream=self._side, capture_error_mode="thread_local"):
+                    out = call()
+            except RuntimeError as error:
+                torch.cuda.set_stream(here)  # torch leaves it where the capture failed
+                with suppress(RuntimeError):  # torch before 2.12 leaves the pool in use, with all later allocations of the thread
+                    torch._C._cuda_endAllocateToPool(self._device.index, self._pool)
+                    torch._C._cuda_releasePool(self._device.index, self._pool)
+                if isinstance(error, StrobeError):
+                    raise
+                what = str(error.__context__ or error).partition("\n")[0]
+                raise StrobeError(f"a pass cannot be captured as a CUDA graph: {what}; turn knob cuda_graphs off") from error
         return graph, out
 
     def _forget(self, replay: Replay) -> None:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from strobe.cache.kv import CacheStep
-from strobe.core.device import upload
+from strobe.core.device import upload, uploaded
 from strobe.core.errors import ConfigError
 from strobe.core.settings import forgo_cublaslt_workspace
 from strobe.core.spans import CONDITIONS, TEXT_KV, span
@@ -310,9 +310,8 @@ def swap_in_bands(latents: Tensor, rows: int, patch: tuple[int, int]) -> Tensor:
 
 
 def copied(dit: CausalWan, device: torch.device, dtype: torch.dtype) -> CausalWan:
-    """Copy a transformer to a device and dtype, tensor by tensor, so that no second copy of the original is ever held."""
+    """Copy a transformer to a device and dtype, piece by piece, so that no second copy of the original is ever held."""
     with on_meta():
         copy = type(dit)(dit.config)
-    tensors = {name: tensor.detach().to(device, dtype, copy=True) for name, tensor in dit.state_dict().items()}
-    copy.load_state_dict(tensors, strict=True, assign=True)
+    copy.load_state_dict(uploaded(dit.state_dict(), device, dtype), strict=True, assign=True)
     return copy.requires_grad_(False).eval()

@@ -161,7 +161,8 @@ class TestWithTransformers:
         encoder = Umt5(Umt5Files.find(write_original(official, tmp_path)), SMALL, offload=False)
         expected = encoder.embed(["w3"])[0]
         host = [parameter.data for parameter in encoder._model.parameters()]
-        monkeypatch.setattr(Tensor, "to", lambda x, device: x.clone())  # a copy stands for the one on another device
+        monkeypatch.setattr(umt5, "uploaded", lambda held, *_: {name: each.data.clone() for name, each in held.items()})
+        monkeypatch.setattr(encoder, "device", torch.device("cuda"))  # a copy stands for the one there
         with encoder._at_work():
             pass
         assert not set(places(encoder._model)) & {data.data_ptr() for data in host}

@@ -148,10 +148,15 @@ class DeviceGroup:
         """Give the work that the block queues on this GPU the timeout of its call, from when the GPU reaches it.
 
         Messages of a recorded pass have no timeout of their own. Does nothing on a CPU.
+
+        Raises:
+            CollectiveError: something was given up before; the block does not begin.
         """
         if self.device.type != "cuda":
             yield
             return
+        if self._comm.error is not None:
+            raise self._comm.error
         begun = reached(self.device)
         yield
         self._comm.watch.add(reached(self.device), call.late, call.timeout_s, begun=begun)

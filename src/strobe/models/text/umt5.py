@@ -25,6 +25,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from strobe.core.device import uploaded
 from strobe.core.errors import ConfigError, ImplUnavailableError, WeightsError
 from strobe.core.libraries import broken, install
 from strobe.models.checkpoint import match, on_meta, read_tensors
@@ -288,8 +289,10 @@ class Umt5:
             for layer in (*self._model.encoder.block, self._model.encoder.final_layer_norm) if self.offload else ():
                 for hook in visiting(layer, self.device):
                     stack.callback(hook.remove)
-            for parameter in () if self.offload else self._model.parameters():
-                parameter.data = parameter.data.to(self.device)
+            if self.device.type != "cpu" and not self.offload:
+                away = {name: each for name, each in self._model.named_parameters() if each.device.type == "cpu"}
+                for name, data in uploaded(away, self.device, self.dtype).items():
+                    away[name].data = data
             yield self._model
 
     def _read(self) -> Any:
