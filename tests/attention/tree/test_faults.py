@@ -12,7 +12,9 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -257,6 +259,25 @@ def test_what_is_late_ends_the_process_by_the_word_of_its_call(monkeypatch: pyte
     shared.late()
     own.late()
     assert given_up == [False, True]
+
+
+def test_the_watch_goes_on_while_a_group_is_aborted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """NCCL waits there for the whole GPU, and so for what another group has to give up."""
+    watch, free, begun = Watch(), threading.Event(), list[str]()
+
+    def abort(name: str) -> None:
+        begun.append(name)
+        assert free.wait(LONG_S)
+
+    for name in ("one", "other"):
+        group = SimpleNamespace(_get_backend=lambda _, name=name: SimpleNamespace(abort=lambda: abort(name)))
+        comm = type("Fake", (Comm,), {"group": group})(None)
+        watch.add(lambda: False, partial(comm.give_up, CollectiveError("late"), ends_process=False), 0.01)
+    deadline = time.monotonic() + LIMIT_S
+    while len(begun) < 2 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    free.set()
+    assert sorted(begun) == ["one", "other"]
 
 
 def test_the_next_call_raises_where_results_are_looked_at_first(tmp_path: Path) -> None:

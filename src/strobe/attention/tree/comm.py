@@ -312,14 +312,24 @@ class Comm:
         return dict(sorted(found.items()))
 
     def give_up(self, error: CollectiveError, *, ends_process: bool) -> None:
-        """Stop what waits on the GPU for a missing rank: end this process, or only abort NCCL's communicator."""
+        """Stop what waits on the GPU for a missing rank: end this process, or only abort NCCL's communicator.
+
+        That is done in a thread of its own: NCCL frees memory there, and so waits for all that runs on the GPU, which may be a
+        message of another group that the watch has to give up meanwhile.
+        """
         self.error = error
         if ends_process:
             end_process(error)
-        try:
-            self.group._get_backend(torch.device("cuda")).abort()
-        except RuntimeError:
-            end_process(error)
+        group = self.group
+
+        def abort() -> None:
+            _leave_captures_alone()
+            try:
+                group._get_backend(torch.device("cuda")).abort()
+            except RuntimeError:
+                end_process(error)
+
+        threading.Thread(target=abort, daemon=True, name="strobe-abort").start()
 
     def hang_up(self) -> None:
         """Close gloo's connections to all ranks, so that none of them waits for a message that this rank will not send.
