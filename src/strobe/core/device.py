@@ -3,14 +3,16 @@ device."""
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
-from itertools import cycle
 from pathlib import Path
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from strobe.core.errors import ConfigError, ImplUnavailableError
@@ -119,32 +121,52 @@ def upload(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
 
-_PIECE: Final = 1 << 24
-"""Bytes of pinned memory that weights pass through at a time."""
+_PIECE: Final = 1 << 23
+"""Bytes of pinned memory that a thread moves at a time."""
 
 
 def uploaded(tensors: Mapping[str, torch.Tensor], device: torch.device, dtype: torch.dtype) -> dict[str, torch.Tensor]:
     """Copy tensors from the CPU to a device and dtype; on return they are there.
 
-    To a GPU they go through two pieces of pinned memory: all cores read the file behind a tensor, and convert it, while the piece
-    before travels. A copy of pages that are not pinned is read by one core.
+    Threads read what is to go to a GPU into pinned memory, while what was read before travels: memory that is not pinned, such as
+    the file behind a tensor, CUDA reads with one core. A GPU also converts. Half of the cores read: they are not the only ones
+    that begin to work with new weights.
     """
     import torch
 
     if device.type != "cuda":
         return {name: tensor.detach().to(device, dtype, copy=True) for name, tensor in tensors.items()}
     found = {name: torch.empty(tensor.shape, dtype=dtype, device=device) for name, tensor in tensors.items()}
-    number = _PIECE // dtype.itemsize
-    with torch.cuda.device(device), torch.no_grad():
-        pinned = torch.empty(2, number, dtype=dtype, device="cpu", pin_memory=True)
-        turns = cycle([(piece, torch.cuda.Event()) for piece in pinned])
+    number = max(1, min(8, (os.cpu_count() or 1) // 2))
+    pinned = torch.empty(2 * number, _PIECE, dtype=torch.uint8, device="cpu", pin_memory=True)
+    streams = [torch.cuda.Stream(device) for _ in pinned]
+    free = SimpleQueue[tuple[torch.Tensor, torch.cuda.Stream]]()
+    for piece, stream in zip(pinned, streams, strict=True):
+        stream.wait_stream(torch.cuda.current_stream(device))
+        free.put((piece, stream))
+
+    def move(source: torch.Tensor, target: torch.Tensor) -> None:
+        piece, stream = free.get()
+        try:
+            stream.synchronize()
+            there = piece[: source.nbytes]
+            there.numpy()[:] = source.view(torch.uint8).numpy()
+            with torch.no_grad(), torch.cuda.stream(stream):
+                there = there.view(source.dtype)
+                target.copy_(there if source.dtype == dtype else there.to(device, non_blocking=True), non_blocking=True)
+        finally:
+            free.put((piece, stream))
+
+    with ThreadPoolExecutor(number, "strobe-upload") as pool:
+        moves = []
         for name, tensor in tensors.items():
-            for source, target in zip(tensor.reshape(-1).split(number), found[name].view(-1).split(number), strict=True):
-                piece, arrived = next(turns)
-                arrived.synchronize()
-                target.copy_(piece[: source.numel()].copy_(source), non_blocking=True)
-                arrived.record()
-        torch.cuda.current_stream().synchronize()
+            length = _PIECE // tensor.element_size()
+            parts = (each.reshape(-1).split(length) for each in (tensor.detach().cpu(), found[name]))
+            moves += [pool.submit(move, *each) for each in zip(*parts, strict=True)]
+        for each in moves:
+            each.result()
+    for stream in streams:
+        stream.synchronize()
     return found
 
 

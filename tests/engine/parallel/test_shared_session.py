@@ -222,6 +222,7 @@ def test_torchrun(tmp_path: Path, device: str) -> None:
     assert said[0].startswith("error: 2 ranks cannot share this session: sparse attention needs")
     assert said[1].startswith("error: 2 ranks cannot share this session: ulysses 3 divides not both the 3 heads and the 2 ranks")
 
-    for what, words in (("hangs", "rank 1 did not answer within 3 s"), ("ends", "rank 1 closed the connection (")):
+    silent = "rank 1 did not answer within 3 s"  # all that NCCL can say of a rank that has ended
+    for what, words in (("hangs", silent), ("ends", "rank 1 closed the connection (" if device == "cpu" else silent)):
         told = (tmp_path / what).read_text()
         assert told.startswith("(1,) ") and words in told, told
