@@ -91,7 +91,7 @@ class AttentionOutput:
 
 def expect(name: str, value: object, kind: type | tuple[type, ...], wanted: str) -> None:
     """Raise ConfigError, with the value that was given, unless an argument is of the wanted kind."""
-    if isinstance(value, kind):
+    if isinstance(value, kind) and not (kind is int and isinstance(value, bool)):
         return
     given = f"a {type(value).__name__}"
     if isinstance(value, Tensor):

@@ -59,6 +59,7 @@ class Forced:
 
 def check_parts(estimator: Estimator, block: int) -> None:
     """Raise ConfigError unless the estimator's parts divide the block."""
+    expect("estimator parts", estimator.parts, int, f"a divisor of the block's {block} rows")
     if estimator.parts < 1 or block % estimator.parts:
         raise ConfigError(f"estimator: got {estimator.parts} parts, expected a divisor of the block's {block} rows")
 
@@ -237,6 +238,8 @@ def forced_blocks(forced: Forced, q_layout: TileLayout, kv_layout: TileLayout, p
             raise ConfigError(f"forced: own needs one layout for queries and keys; got {q_layout} and {kv_layout}")
         found.fill_diagonal_(True)
     frames, step = kv_layout.grid[0], kv_layout.tile[0]
+    for name in ("first_frames", "last_frames"):
+        expect(f"forced {name}", getattr(forced, name), int, f"0 to {frames} frames, those of the keys")
     tiles_per_step = kv_layout.num_tiles // -(-frames // step)
     if not (0 <= forced.first_frames <= frames and 0 <= forced.last_frames <= frames):
         raise ConfigError(f"forced: got {forced}, expected 0 to {frames} frames, those of the keys")

@@ -80,15 +80,15 @@ class TileLayout:
         return self.num_rows / self.num_tokens - 1
 
     def sizes(self, device: torch.device | str = "cpu") -> Tensor:
-        """Return the valid tokens of each tile, int32 `[num_tiles]`."""
+        """Return the valid tokens of each tile, int32 `[num_tiles]`. Kept for every later call, so not to be written to."""
         return _tables(self, torch.device(device)).sizes
 
     def rows(self, device: torch.device | str = "cpu") -> Tensor:
-        """Return the row in tile order of each token, int64 `[num_tokens]`."""
+        """Return the row in tile order of each token, int64 `[num_tokens]`; not to be written to either."""
         return _tables(self, torch.device(device)).rows
 
     def tokens(self, device: torch.device | str = "cpu") -> Tensor:
-        """Return the token of each row in tile order, `num_tokens` for padding, int64 `[num_rows]`."""
+        """Return the token of each row in tile order, `num_tokens` for padding, int64 `[num_rows]`; nor is this."""
         return _tables(self, torch.device(device)).tokens
 
     def tokens_of(self, start: int, stop: int) -> Tensor:
