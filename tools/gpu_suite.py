@@ -2,8 +2,8 @@
 
     python tools/gpu_suite.py --out build/gpu
 
-Tests run beside each other, `--workers` at a time and one of those marked `large`; then, one by one, those marked `alone`, which
-measure or need several GPUs.
+Tests run beside each other, `--workers` at a time and one of those marked `large`, or two on a card of 100 GiB; then, one by
+one, those marked `alone`, which measure or need several GPUs.
 A test that hangs is ended after `--timeout` seconds, and the run after `--budget`; what did not run by then counts as unfinished.
 Of the gates of attention those run whole whose sources are not those of the package's records; `--gates all` runs every case.
 
@@ -43,9 +43,10 @@ SHOWN, LINES = 12, 14
 
 @dataclass(frozen=True, kw_only=True)
 class How:
-    """How to run: how many tests at a time, the seconds for a test and for all, and where results go."""
+    """How to run: how many tests at a time, how many large ones, the seconds for a test and for all, and where results go."""
 
     workers: int
+    large: int
     timeout: int
     budget: float
     out: Path
@@ -103,7 +104,7 @@ def run(files: Sequence[Path], how: How) -> dict[str, dict[str, Any]]:
 
 
 def _start(name: str, marks: str, files: Sequence[Path], how: How, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
-    workers = how.workers if name == "together" else 1  # not this process, so that a test that dies is one failure
+    workers = {"together": how.workers, "large": how.large}.get(name, 1)  # one is not this process: it may die of a test
     argv = [
         sys.executable, "-m", "pytest", "-c", str(ROOT / "pyproject.toml"), "--rootdir", str(ROOT), "-p", "gpu_events",
         "-p", "no:cacheprovider", "-q", "-rN", "--tb=no", "-m", marks, "-n", str(workers),
@@ -181,7 +182,8 @@ def main(words: Sequence[str] | None = None) -> int:
         return 3
     os.environ["STROBE_TEST_GATES"] = given.gates
     files = [path.resolve() for path in given.files] or gpu_files()
-    found = run(files, How(workers=given.workers, timeout=given.timeout, budget=given.budget, out=given.out))
+    large = 2 if torch.cuda.get_device_properties(0).total_memory > 100 << 30 else 1
+    found = run(files, How(workers=given.workers, large=large, timeout=given.timeout, budget=given.budget, out=given.out))
     row = row_of(found, facts(given.commit), time.monotonic() - began)
     say(report(found, row, given.out))
     return 1 if row["failed"] or row["unfinished"] or not row["passed"] else 0

@@ -57,7 +57,7 @@ def run(folder: Path, *texts: str, timeout: int, budget: float) -> tuple[gpu_run
     """The row of a run of these test files, and the outcome of each test in them."""
     for number, text in enumerate(texts):
         (folder / f"test_{number}.py").write_text(text)
-    how = gpu_suite.How(workers=2, timeout=timeout, budget=budget, out=folder / "out")
+    how = gpu_suite.How(workers=2, large=2, timeout=timeout, budget=budget, out=folder / "out")
     found = gpu_suite.run([folder], how)
     row = gpu_runs.row_of(found, FACTS, 12.4)
     (folder / "said.txt").write_text(gpu_suite.report(found, row, folder / "out"))
@@ -98,7 +98,7 @@ def test_what_a_run_never_listed_is_unfinished(monkeypatch: pytest.MonkeyPatch, 
     """A pass whose time was over before pytest listed its tests left no word of them, and the run counted as whole."""
     monkeypatch.setattr(gpu_suite, "PASSES", ())
     place = gpu_suite.ROOT / "tests" / "perf" / "measure" / "test_timing.py"
-    found = gpu_suite.run([place], gpu_suite.How(workers=1, timeout=1, budget=1, out=tmp_path))
+    found = gpu_suite.run([place], gpu_suite.How(workers=1, large=1, timeout=1, budget=1, out=tmp_path))
     assert found.keys() == {
         f"tests/perf/measure/test_timing.py::{name}" for name in gpu_suite.gpu_tests()[gpu_suite.name_of(place)]
     }
