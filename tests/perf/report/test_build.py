@@ -598,6 +598,11 @@ def test_the_two_times_beside_a_ratio_have_it_as_their_quotient(tmp_path: Path, 
         (Ratio(1.2683, 1.25, 1.29), "faster", "1.27x [1.25, 1.29] faster than plain"),
         (Ratio(0.8696, 0.8547, 0.8850), "slower", "15 % [13, 17] slower than plain"),
         (Ratio(0.25, 0.2, 0.5), "slower", "4.00x [2.00, 5.00] slower than plain"),
+        (
+            Ratio(0.0034, 0.0031, 1.2),
+            "inconclusive",
+            "0.0034x [0.0031, 1.20] of plain's speed: not proven, the interval holds 1; measure more rounds",
+        ),
         (Ratio(0.998, 0.99, 1.01), "no difference", "1.00x [0.99, 1.01] of plain's speed: no difference"),
         (Ratio(1.5), "inconclusive", "1.50x of plain's speed: not proven, there is no interval; measure more rounds"),
         (

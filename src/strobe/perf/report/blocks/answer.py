@@ -41,6 +41,7 @@ from strobe.perf.table.model import (
     exact_ms,
     significant,
     speedup_words,
+    times_text,
 )
 
 # Waterfall from the time before to the time after, with one bar for each line of a ledger.
@@ -357,7 +358,7 @@ def headline(finding: Finding, found: Answer) -> str:
     times = significant(float(found.baseline_ns) / 1e6), significant(float(found.candidate_ns) / 1e6)
     ratio = float(found.baseline_ns / found.candidate_ns) if found.candidate_ns else 0.0
     words = clock_words(names, found)
-    said += f"a {found.unit} {ratio:.2f}x: {times[0]} -> {times[1]} ms"
+    said += f"a {found.unit} {times_text(ratio)}x: {times[0]} -> {times[1]} ms"
     return f"{said}. {_explained(found)}{' ' if words else ''}{words}"
 
 
