@@ -8,6 +8,8 @@ from fractions import Fraction
 from itertools import groupby
 from typing import Final, TypeAlias, TypeVar
 
+from msgspec.structs import replace
+
 from strobe.core import spans
 from strobe.core.costs import device_peaks
 from strobe.core.spans import DENOISE_STEP, E2E, FRAME_BLOCK
@@ -289,7 +291,8 @@ def _sections(first: Finding | None, findings: Sequence[Finding], title: str) ->
     others = section_of(OTHERS, "The other accounts" if first else "Accounts", lead, blocks, folded=True)
     if first is None or first.answer is None:
         return None, others
-    return Section(ANSWER, title, headline(first, first.answer), (_figure(first, first.answer),)), others
+    figure = _figure(first, first.answer, f"What a {first.answer.unit} is spent on.")
+    return Section(ANSWER, title, headline(first, first.answer), (figure,)), others
 
 
 def no_account(findings: Sequence[Finding], words: str) -> tuple[Notes, ...]:
@@ -301,8 +304,9 @@ def no_account(findings: Sequence[Finding], words: str) -> tuple[Notes, ...]:
 def answers_of(report: Report) -> tuple[Table, ...]:
     """Return the answer tables of a report, one per candidate with a ledger; the candidate the page begins with is last."""
     shown = {section.id: section for section in report.sections}
-    blocks = [block for place in (OTHERS, ANSWER) if place in shown for block in shown[place].blocks]
-    return tuple(block.table for block in blocks if isinstance(block, Figure))
+    found = [(shown[place], block) for place in (OTHERS, ANSWER) if place in shown for block in shown[place].blocks]
+    tables = [(section, block.table) for section, block in found if isinstance(block, Figure)]
+    return tuple(replace(table, caption=section.lead) if section.id == ANSWER else table for section, table in tables)
 
 
 def line_name(line: PartLine) -> str:
@@ -310,8 +314,10 @@ def line_name(line: PartLine) -> str:
     return line.parts[0].value if len(line.parts) == 1 else REST
 
 
-def _figure(finding: Finding, found: Answer) -> Figure:
-    return answer_figure((finding.reference.label, finding.candidate.label), found, answer_table(finding, found))
+def _figure(finding: Finding, found: Answer, caption: str = "") -> Figure:
+    table = answer_table(finding, found)
+    table = replace(table, caption=caption or table.caption)
+    return answer_figure((finding.reference.label, finding.candidate.label), found, table)
 
 
 def answer_figure(names: tuple[str, str], found: Answer, table: Table, the: str = "") -> Figure:
