@@ -18,7 +18,7 @@ import torch
 
 import strobe
 from fake_gpu import FakeGpu
-from strobe.bench.own.calls import CallArguments, agree, bound, copied, leaves
+from strobe.bench.own.calls import CallArguments, agree, bound, copied, leaves, num_bytes
 from strobe.core.errors import ConfigError
 from strobe.perf.analysis.runs.compare import stage_time
 from strobe.perf.records.store import read_run
@@ -401,6 +401,11 @@ def test_what_is_no_data_is_handed_over_as_it_is() -> None:
     model, marker = torch.nn.Linear(2, 2), object()
     found = copied((model, marker))
     assert found[0] is model and found[1] is marker
+    for odd in (torch.eye(3).to_sparse(), torch.eye(3).to_sparse_csr(), torch.ones(2, device="meta")):
+        given = CallArguments((odd,))
+        assert given.one()[0] is odd and given.unchanged(given.one()) and num_bytes(odd) == 0
+        with pytest.raises(ConfigError, match=r"out is a sparse, .* return dense tensors, .*math\.inf"):
+            leaves(odd)
 
 
 def test_strides_storage_and_aliases_are_kept() -> None:

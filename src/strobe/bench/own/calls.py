@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias, TypeGuard
 
 import numpy as np
 import torch
@@ -31,7 +31,7 @@ from strobe.perf.measure.timing import TimingRecorder, palindrome
 from strobe.perf.records import record
 from strobe.perf.records.store import RunWriter
 
-_COPIED: Final = (torch.Tensor, torch.Generator, bytearray)
+_COPIED: Final = (torch.Generator, bytearray)
 _PLAIN: Final = (int, float, complex, str, bytes, bytearray, set, frozenset)
 MAX_COPIES_BYTES: Final = 256 << 20
 """Copies that are made ahead for the calls of one sample take no more than this."""
@@ -95,7 +95,7 @@ def copied(value: Any, memo: dict[int, Any] | None = None) -> Any:
         raise ConfigError("inputs: a tensor is the result of a differentiable operation and cannot be copied; give x.detach()")
     if isinstance(value, torch.Generator):
         found = value.clone_state()
-    elif isinstance(value, _COPIED) or hasattr(value, "__array_interface__"):
+    elif _is_dense(value) or isinstance(value, _COPIED) or hasattr(value, "__array_interface__"):
         found = copy.deepcopy(value, memo)
     elif isinstance(value, MutableMapping):
         found = copy.copy(value)
@@ -125,9 +125,15 @@ def _items(value: Any) -> list[tuple[str, Any]] | None:
     return None
 
 
+def _is_dense(value: Any) -> TypeGuard[torch.Tensor]:
+    """Whether a value is a tensor that can be copied and compared: none that is sparse, quantised, nested or without data."""
+    odd = not isinstance(value, torch.Tensor) or value.is_quantized or value.is_nested or value.is_meta
+    return not odd and value.layout == torch.strided
+
+
 def same(one: Any, other: Any) -> bool:
     """Return whether two copies of one value are still equal; what is not copied always is."""
-    if isinstance(one, torch.Tensor):
+    if _is_dense(one):
         if one.shape != other.shape or one.dtype != other.dtype:
             return False
         one, other = one.detach(), other.detach()
@@ -149,7 +155,7 @@ def same(one: Any, other: Any) -> bool:
 def num_bytes(value: Any) -> int:
     """Bytes of the tensors and arrays in a value."""
     if isinstance(value, torch.Tensor):
-        return value.untyped_storage().nbytes()
+        return value.untyped_storage().nbytes() if _is_dense(value) else 0
     if (items := _items(value)) is not None:
         return sum(num_bytes(each) for _, each in items)
     return sum(map(num_bytes, value)) if isinstance(value, set) else int(getattr(value, "nbytes", 0))
@@ -170,7 +176,7 @@ def leaves(output: object, path: str = "out") -> Leaves:
     Raises:
         ConfigError: it holds something that cannot be compared, or a call that has not run yet.
     """
-    if isinstance(output, torch.Tensor):
+    if _is_dense(output):
         return [(path, output.detach().clone())]
     if isinstance(output, (*_EXACT, int, float, complex)):
         return [(path, output)]
@@ -182,8 +188,9 @@ def leaves(output: object, path: str = "out") -> Leaves:
                 f"{path} is a {type(output).__name__}: nothing has run when it is returned; compare a function that waits for "
                 f"the result, such as lambda: list(f())"
             )
+        kind = "sparse, quantised, nested or meta tensor" if isinstance(output, torch.Tensor) else type(output).__name__
         raise ConfigError(
-            f"{path} is a {type(output).__name__}, which cannot be compared; return tensors, arrays, numbers, text, or lists, "
+            f"{path} is a {kind}, which cannot be compared; return dense tensors, arrays, numbers, text, or lists, "
             f"tuples, dictionaries and dataclasses of them, or give tolerance=math.inf to compare no outputs"
         )
     return [leaf for where, value in items for leaf in leaves(value, f"{path}{where}")]
