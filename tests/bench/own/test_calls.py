@@ -483,6 +483,7 @@ ALIKE = [
     (np.arange(3, dtype=">f4"), np.arange(3, dtype="<f4")),
     ({"a": [X, (1, "b")]}, {"a": [X, (1, "b")]}),
     (Frames(X, 16), Frames(X, 16)),
+    ({"a": X, "b": 1}, {"b": 1, "a": X}),
     (torch.tensor([1.0, math.nan, math.inf]), torch.tensor([1.0, math.nan, math.inf])),
     (torch.zeros(0), torch.zeros(0)),
     (torch.zeros(3), torch.zeros(3)),

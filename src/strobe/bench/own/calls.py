@@ -219,10 +219,10 @@ def agree(found: Leaves, expected: Leaves, tolerance: float | None) -> GateResul
     allowed = allowed if tolerance is None else [("as asked for", tolerance)]
     limits = ", ".join(f"{limit:g} ({dtype})" for dtype, limit in allowed)
     rule = f"the same output: relative error <= {limits}" if limits else "the same output"
-    places = [path for path, _ in found], [path for path, _ in expected]
-    if places[0] != places[1]:
-        odd = sorted(set(places[0]) ^ set(places[1])) or ["their order"]
+    if odd := sorted({path for path, _ in found} ^ {path for path, _ in expected}):
         return GateResult(False, rule, f"the outputs are not built alike: only one has {odd[0]}", exact=True)
+    place = {path: at for at, (path, _) in enumerate(expected)}
+    found = sorted(found, key=lambda leaf: place[leaf[0]])  # items of a dictionary may come in any order
     worst, at = 0.0, ""
     for (path, own), (_, other) in zip(found, expected, strict=True):
         wrong, error = _differ(own, other, tolerance)
