@@ -182,6 +182,16 @@ def test_an_error_in_a_round_is_the_callers_with_a_note(tmp_path: Path) -> None:
     assert [row["samples"] for row in kept] == [5, 4], "what was finished counts"
 
 
+def test_an_error_in_the_sample_that_warms_up_has_a_note_too() -> None:
+    calls = iter(range(3))  # gate, warm-up, its length
+    with pytest.raises(StopIteration) as caught:
+        strobe.compare({"good": lambda: time.sleep(0.003), "bad": lambda: time.sleep(0.003 + 0 * next(calls))}, warmup=1)
+    assert caught.value.__notes__ == ["strobe.compare: 'bad' raised this in the warm-up"]
+    with pytest.raises(TypeError) as caught:
+        strobe.compare({"a": len, "b": len}, inputs=torch.nn.Linear(1, 1))
+    assert caught.value.__notes__[0].endswith("what can be called makes them: (x,) is one argument")
+
+
 def test_an_error_in_the_first_call_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(TypeError) as caught:
         strobe.compare({"a": len, "b": abs}, inputs=(-3,), out=tmp_path)
@@ -538,8 +548,8 @@ async def later() -> int:
 
 def test_what_has_not_run_or_cannot_be_compared_is_refused() -> None:
     coroutine = later()
-    for output in (lazily(), coroutine):
-        with pytest.raises(ConfigError, match="nothing has run when it is returned"):
+    for output, waits in ((lazily(), "list"), (coroutine, "asyncio.run")):
+        with pytest.raises(ConfigError, match=rf"nothing has run when it is returned; .* lambda: {waits}\(f\(\)\)$"):
             leaves(output)
     coroutine.close()
     with pytest.raises(ConfigError, match=r"out\['model'\] is a Linear, which cannot be compared; .*math\.inf"):

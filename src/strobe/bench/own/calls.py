@@ -57,7 +57,8 @@ class CallArguments:
         """Every call needs its own."""
 
     def one(self) -> Any:
-        return copied(self._make()) if self._make is not None else copied(self._kept)
+        with _blamed("inputs", "making arguments, for what can be called makes them: (x,) is one argument"):
+            return copied(self._make()) if self._make is not None else copied(self._kept)
 
     def unchanged(self, used: object) -> bool:
         """Return whether arguments that a call has had are as they were."""
@@ -184,9 +185,10 @@ def leaves(output: object, path: str = "out") -> Leaves:
         return [(path, _array(output, path))]
     if (items := _items(output)) is None:
         if isinstance(output, _LATER):
+            waits = "asyncio.run(f())" if isinstance(output, Awaitable) else "list(f())"
             raise ConfigError(
                 f"{path} is a {type(output).__name__}: nothing has run when it is returned; compare a function that waits for "
-                f"the result, such as lambda: list(f())"
+                f"the result, such as lambda: {waits}"
             )
         kind = "sparse, quantised, nested or meta tensor" if isinstance(output, torch.Tensor) else type(output).__name__
         raise ConfigError(
@@ -458,8 +460,7 @@ class _FunctionCalls:
             run.writer.append(record.Variant(name=name, preset=record.CUSTOM, calls_per_stage=dict(counted[name])))
             run.exclude(name, (0,), "warm-up", "warm-up")
         for name, lap in run.laps(names, rounds):
-            with _blamed(name, f"round {lap + 1}"):
-                self._sample(run, recorder, name, "timed", lap)
+            self._sample(run, recorder, name, "timed", lap)
         for number, name in enumerate(names if trace else ()):
             with _blamed(name, "the traced sample"):
                 self._trace(run, number, name)
@@ -471,7 +472,8 @@ class _FunctionCalls:
         self._wait()
         start = held(self.device)
         start_bytes = start.get("allocated_bytes", start["resident_bytes"])
-        return run.timed(name, phase, lap, recorder, lambda: self._row(calls, 0), calls=len(calls), start_bytes=start_bytes)
+        with _blamed(name, "the warm-up" if lap is None else f"round {lap + 1}"):
+            return run.timed(name, phase, lap, recorder, lambda: self._row(calls, 0), calls=len(calls), start_bytes=start_bytes)
 
     def _row(self, calls: Sequence[Callable[[], object]], index: int) -> tuple[()]:
         with span(FRAME_BLOCK, index):
