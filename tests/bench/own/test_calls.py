@@ -278,7 +278,7 @@ def test_a_trace_of_each_has_its_operators(tmp_path: Path) -> None:
 def test_the_account_is_of_one_call_in_words_of_calls(tmp_path: Path) -> None:
     x = torch.ones(10)
     functions = {"one": lambda x: tail(spanned_sum(x, 1)), "four": lambda x: tail(spanned_sum(x, 4))}
-    found = strobe.compare(functions, inputs=(x,), rounds=2, trace=True)
+    found = strobe.compare(functions, inputs=(x,), rounds=1, trace=True)
     assert found["one"].calls_per_sample > 1, "short calls are repeated in a sample"
     lines = found.rows("lines")
     for key, name in (("baseline_ns", "one"), ("candidate_ns", "four")):
@@ -289,6 +289,7 @@ def test_the_account_is_of_one_call_in_words_of_calls(tmp_path: Path) -> None:
     assert {"before and after the calls", "outside the named spans: timed"} <= {row["line"] for row in lines}
     page = found.report(tmp_path / "page.md").read_text()
     assert not re.search(r"\bclips?\b|frame.{0,2}block", page), "words of video"
+    assert "saved in each region, by fewer" in page and "traced time" not in page and "Busy time is that of" not in page
 
 
 def test_names_of_the_caller_stay_what_they_are(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from strobe.perf.analysis.ledger.account import CallsEffect, Ledger, LedgerLine,
 from strobe.perf.analysis.ledger.speedup import Answer, PartLine
 from strobe.perf.analysis.parts import BY_THE_CLOCK, NO_LARGEST, TOGETHER, Part
 from strobe.perf.analysis.runs.compare import Comparison, SideClocks, apart, ratio_cell, side_clocks
+from strobe.perf.analysis.runs.timeline import TIMED
 from strobe.perf.measure.stats import Interval, Verdict, paired_interval
 from strobe.perf.report.blocks.fields import level_word, line_word, section_of
 from strobe.perf.report.findings import Finding
@@ -196,12 +197,11 @@ def _lines_table(reference: Subject, candidate: Subject, found: Ledger, calls: b
         *([interval_field(interval)] if found.interval else []),
         numeric(share, lambda row: share_cell(both(row)[0] - both(row)[1], found.saved_ns)),
     )
-    traced = not any(line.interval for line in found.lines)
     source = (
         f"The totals are those of untraced {clip}s. Busy time is that of one traced {clip}, times the number of "
         f"{clip}s; idle time is what the {timed} have left over, divided as the trace's idle time is. What the trace "
         f"shows beyond the {timed} is the line 'timed run minus trace'."
-        if traced
+        if _is_traced(found)
         else f"Every line was timed in the {clip}s themselves, by the regions that they add up."
     )
     notes = (
@@ -216,19 +216,24 @@ def _lines_table(reference: Subject, candidate: Subject, found: Ledger, calls: b
     return table_of(caption, fields, (*_lines(found), whole), strong=lambda row: row is whole, notes=notes, collapsed=True)
 
 
+def _is_traced(found: Ledger) -> bool:
+    return all(line.label.activity != TIMED for line in found.lines)
+
+
 def _effects_table(reference: Subject, candidate: Subject, found: Ledger, calls: bool) -> Block:
     if not found.kernels:
         return Notes(("No kernel or operator calls in the traced windows.",))
+    what, said = ("kernel or operator", ", traced time") if _is_traced(found) else ("region", "")
     fields: tuple[Field[CallsEffect], ...] = (
-        Field("kernel or operator", lambda effect: line_word(effect.kernel, calls), Code),
+        Field(what, lambda effect: line_word(effect.kernel, calls), Code),
         count(f"calls, {reference.label}", lambda effect: int(effect.calls[0]), total=sum),
         count(f"calls, {candidate.label}", lambda effect: int(effect.calls[1]), total=sum),
         Field("saved", lambda effect: int(effect.saved_ns), Time, "ms", total=lambda each: Time(float(sum(each)))),
         Field("by fewer calls", lambda effect: effect.by_calls_ns, _time, "ms", total=sum),
         Field("by faster calls", lambda effect: effect.by_speed_ns, _time, "ms", total=sum),
     )
-    caption = f"What {candidate.label} saved in each kernel or operator, by fewer calls and by faster calls."
-    notes = (f"Over {found.num_units} {'sample' if calls else 'clip'}s, traced time; exact in the records.",)
+    caption = f"What {candidate.label} saved in each {what}, by fewer calls and by faster calls."
+    notes = (f"Over {found.num_units} {'sample' if calls else 'clip'}s{said}; exact in the records.",)
     return table_of(caption, fields, found.kernels, top=MAX_EFFECTS, notes=notes, collapsed=True)
 
 
