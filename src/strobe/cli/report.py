@@ -189,7 +189,7 @@ def write(
         output.show(*([_table(shown)] if shown else []), *section_texts(sections))
     elif shown:
         output.show(_clip_table(findings, found.obstacles), *([_table(shown)] if output.details else [""]))
-    _show_answers(answers, findings, output)
+    _show_answers(answers, () if own else findings, output)
     output.show(*(styled(("not met", "red"), " ", line) for line in failed), " ".join(map(str, paths)))
     return GATE_FAILED if failed else 0, {
         **to_json(found),

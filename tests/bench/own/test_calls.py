@@ -19,6 +19,7 @@ import torch
 import strobe
 from fake_gpu import FakeGpu
 from strobe.bench.own.calls import CallArguments, agree, bound, copied, leaves, num_bytes
+from strobe.cli.main import main
 from strobe.core.errors import ConfigError
 from strobe.perf.analysis.runs.compare import stage_time
 from strobe.perf.records.store import read_run
@@ -275,10 +276,10 @@ def test_a_trace_of_each_has_its_operators(tmp_path: Path) -> None:
     assert "aten::mm" in found.report(tmp_path / "page.html").read_text()
 
 
-def test_the_account_is_of_one_call_in_words_of_calls(tmp_path: Path) -> None:
+def test_the_account_is_of_one_call_in_words_of_calls(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     x = torch.ones(10)
     functions = {"one": lambda x: tail(spanned_sum(x, 1)), "four": lambda x: tail(spanned_sum(x, 4))}
-    found = strobe.compare(functions, inputs=(x,), rounds=1, trace=True)
+    found = strobe.compare(functions, inputs=(x,), rounds=1, trace=True, out=tmp_path)
     assert found["one"].calls_per_sample > 1, "short calls are repeated in a sample"
     lines = found.rows("lines")
     for key, name in (("baseline_ns", "one"), ("candidate_ns", "four")):
@@ -287,7 +288,8 @@ def test_the_account_is_of_one_call_in_words_of_calls(tmp_path: Path) -> None:
         assert sum(row[key] for row in lines) == pytest.approx(sample_ns / found[name].calls_per_sample)
     assert {row["level"] for row in lines} <= {"call", "sample", "kernel", "attention section"}
     assert {"before and after the calls", "outside the named spans: timed"} <= {row["line"] for row in lines}
-    page = found.report(tmp_path / "page.md").read_text()
+    assert main(["report", str(found.folder)]) == 0
+    page = found.report(tmp_path / "page.md").read_text() + capsys.readouterr().out
     assert not re.search(r"\bclips?\b|frame.{0,2}block", page), "words of video"
     assert "saved in each region, by fewer" in page and "traced time" not in page and "Busy time is that of" not in page
 
