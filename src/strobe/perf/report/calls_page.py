@@ -241,8 +241,8 @@ def _notes(head: Header) -> Section:
     items = (
         f"Samples ran in mirrored order, each round once through the list and once back, {head.palindromes} "
         f"round{'s' if head.palindromes > 1 else ''}, so that a drift of the machine meets all of them alike.",
-        "Faster or slower: the 95 % interval excludes 1 and the difference exceeds 1 % and 1 µs. No difference: the interval "
-        "stays within 5 % of 1. Inconclusive: more rounds are needed.",
+        "Faster or slower: the 95 % interval excludes 1 and the difference of a sample exceeds 1 % and 1 µs. No difference: the "
+        "interval stays within 5 % of 1. Inconclusive: more rounds are needed.",
         how,
     )
     return Section("notes", "Notes", "", (Notes(items),))
