@@ -26,7 +26,6 @@ from strobe.perf.table.model import (
     ratio_text,
     shorten,
     significant,
-    times_text,
 )
 from strobe.perf.table.rows import gathered
 
@@ -149,7 +148,7 @@ def draw_whiskers(picture: Whiskers) -> str:
         text = ratio_text(row.ratio)
         parts.append(
             f'<div class="label">{esc(row.label)}</div>{whisker_svg(row.ratio, row.series, bounds, f"{row.label}: {text}")}'
-            f'<div class="value"><b>{times_text(row.ratio.value)}x</b>{detail}</div>'
+            f'<div class="value"><b>{ratio_text(Ratio(row.ratio.value))}</b>{detail}</div>'
         )
     name = f'<div class="label axis">{esc(picture.reference)} = 1x, logarithmic</div>'
     foot = f'{name}{ratio_axis(bounds)}<div class="value"></div></div>'

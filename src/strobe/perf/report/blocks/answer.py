@@ -42,9 +42,9 @@ from strobe.perf.table.model import (
     Tone,
     Waterfall,
     exact_ms,
+    ratio_text,
     significant,
     speedup_words,
-    times_text,
 )
 
 # Waterfall from the time before to the time after, with one bar for each line of a ledger.
@@ -201,7 +201,7 @@ def _lines_table(reference: Subject, candidate: Subject, found: Ledger, calls: b
         f"The totals are those of untraced {clip}s. Busy time is that of one traced {clip}, times the number of "
         f"{clip}s; idle time is what the {timed} have left over, divided as the trace's idle time is. What the trace "
         f"shows beyond the {timed} is the line 'timed run minus trace'."
-        if _is_traced(found)
+        if all(line.label.activity != TIMED for line in found.lines)
         else f"Every line was timed in the {clip}s themselves, by the regions that they add up."
     )
     notes = (
@@ -216,14 +216,11 @@ def _lines_table(reference: Subject, candidate: Subject, found: Ledger, calls: b
     return table_of(caption, fields, (*_lines(found), whole), strong=lambda row: row is whole, notes=notes, collapsed=True)
 
 
-def _is_traced(found: Ledger) -> bool:
-    return all(line.label.activity != TIMED for line in found.lines)
-
-
 def _effects_table(reference: Subject, candidate: Subject, found: Ledger, calls: bool) -> Block:
     if not found.kernels:
         return Notes(("No kernel or operator calls in the traced windows.",))
-    what, said = ("kernel or operator", ", traced time") if _is_traced(found) else ("region", "")
+    traced = all(line.label.activity != TIMED for line in found.lines)
+    what, said = ("kernel or operator", ", traced time") if traced else ("region", "")
     fields: tuple[Field[CallsEffect], ...] = (
         Field(what, lambda effect: line_word(effect.kernel, calls), Code),
         count(f"calls, {reference.label}", lambda effect: int(effect.calls[0]), total=sum),
@@ -320,9 +317,8 @@ def line_name(line: PartLine) -> str:
 
 
 def _figure(finding: Finding, found: Answer, caption: str = "") -> Figure:
-    table = answer_table(finding, found)
-    table = replace(table, caption=caption or table.caption)
-    return answer_figure((finding.reference.label, finding.candidate.label), found, table)
+    names, table = (finding.reference.label, finding.candidate.label), answer_table(finding, found)
+    return answer_figure(names, found, replace(table, caption=caption or table.caption))
 
 
 def answer_figure(names: tuple[str, str], found: Answer, table: Table, the: str = "") -> Figure:
@@ -369,7 +365,7 @@ def headline(finding: Finding, found: Answer) -> str:
     times = significant(float(found.baseline_ns) / 1e6), significant(float(found.candidate_ns) / 1e6)
     ratio = float(found.baseline_ns / found.candidate_ns) if found.candidate_ns else 0.0
     words = clock_words(names, found)
-    said += f"a {found.unit} {times_text(ratio)}x: {times[0]} -> {times[1]} ms"
+    said += f"a {found.unit} {ratio_text(Ratio(ratio))}: {times[0]} -> {times[1]} ms"
     return f"{said}. {_explained(found)}{' ' if words else ''}{words}"
 
 

@@ -56,7 +56,6 @@ from strobe.perf.table.model import (
     ratio_text,
     shorten,
     significant,
-    times_text,
 )
 from strobe.perf.table.rows import gathered
 
@@ -337,7 +336,7 @@ def story(study: SpeedupStudy) -> str:
     if any(doubts):
         said = f"The {name} {are} {_times(ratio, doubts[0])}; the {_NAMES[outer.level]} is {_times(whole, doubts[1])}."
     else:
-        second = f"{times_text(whole)}x" if min(ratio, whole) >= 1 else _times(whole)
+        second = f"{ratio_text(Ratio(whole))}" if min(ratio, whole) >= 1 else _times(whole)
         said = f"The {name} {are} {_times(ratio)}, the {_NAMES[outer.level]} {second}."
     if found is None:
         return f"{said} No account of the time: {no_account(study)}."
@@ -367,7 +366,7 @@ def _doubt(figure: LevelFigure) -> str:
 
 def _times(ratio: float, doubt: str = "") -> str:
     """Return a speedup in words: `1.70x faster`, `0.84x as fast`, or `1.53x: not proven, the interval holds 1`."""
-    return f"{times_text(ratio)}x{f': {doubt}' if doubt else ' faster' if ratio >= 1 else ' as fast'}"
+    return f"{ratio_text(Ratio(ratio))}{f': {doubt}' if doubt else ' faster' if ratio >= 1 else ' as fast'}"
 
 
 _Item: TypeAlias = tuple[str, bool, Fraction]
