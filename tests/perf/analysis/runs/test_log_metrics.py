@@ -73,7 +73,10 @@ def test_the_slowest_rank_is_the_one_that_counts() -> None:
 def test_a_line_that_names_no_rank_is_no_further_rank(tmp_path: Path) -> None:
     """It may be the one of a warm-up before the ranks are known, and must not leave one round of six."""
     named = [stage(7000 + index + rank, rank) for index in range(6) for rank in (0, 1)]
-    (rounds,) = stage_rounds(LogRequest(log=log_of(tmp_path, stage(9000), *named)))
+    calls = [vsa(9.5 + rank, rank) for _ in range(6) for rank in (0, 1)]
+    log = log_of(tmp_path, vsa(500), stage(9000), *calls, *named)
+    assert slowest(attention_summary(LogRequest(log=log))).series.rank == 1
+    (rounds,) = stage_rounds(LogRequest(log=log))
     assert len(rounds.rounds_ns) == 6 and rounds.incomplete == 0 and max(rounds.rounds_ns) == 7_006_000_000
     assert "values whose line names no rank, in no round: 1" in rounds.note
     (rounds,) = stage_rounds(LogRequest(log=log_of(tmp_path, *map(stage, range(6001, 6007)), *named)))

@@ -310,8 +310,9 @@ def _in_stages(request: LogRequest, series: Series, stages: Sequence[StageRounds
 
 
 def slowest(summaries: Sequence[SeriesSummary]) -> SeriesSummary:
-    """Return the slowest rank: the one with the largest mean."""
-    return max(summaries, key=lambda summary: summary.calls.mean_ns)
+    """Return the slowest rank: the one with the largest mean. Lines that name no rank are none if others name theirs."""
+    ranks = [each for each in summaries if each.resolved.series.rank is not None]
+    return max(ranks or summaries, key=lambda summary: summary.calls.mean_ns)
 
 
 def unsynchronised(summary: SeriesSummary, device_ns: int, what: str) -> str | None:
