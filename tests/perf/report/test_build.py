@@ -90,7 +90,7 @@ def test_the_same_records_twice_give_zeros_and_ratio_one(make_run: MakeRun) -> N
     table = tables(section(report, "ledger"))[0]
     assert all(row.cells[4] == ExactTime(0) for row in table.rows)
     answer = tables(section(report, "answer"))[0]
-    assert all(row.cells[3] == Time(0) for row in answer.rows) and "Explained: " in section(report, "answer").lead
+    assert all(row.cells[3] == Time(0) for row in answer.rows) and "of a clip's time" in section(report, "answer").lead
     headlines = section(report, "headline").blocks[0]
     assert isinstance(headlines, Headlines) and headlines.rows[0].verdict.text == "no difference"
 

@@ -390,10 +390,10 @@ def _range(clocks: SideClocks) -> str:
 
 
 def _explained(found: Answer) -> str:
-    time = f"{100 * found.explained_time_share:.1f} % of the time"
+    time = f"{100 * found.explained_time_share:.1f} % of a clip's time"
     if found.explained_saving_share is None:
         return f"Explained: {time}."
-    return f"Explained: {100 * found.explained_saving_share:.1f} % of the {found.difference}, {time}."
+    return f"Explained: {time}, {100 * found.explained_saving_share:.1f} % of its {found.difference}."
 
 
 def part_fields(names: tuple[str, str], found: Answer) -> tuple[Field[PartLine], ...]:
