@@ -189,6 +189,7 @@ def test_a_requirement_holds_for_every_candidate_it_means(text: str, failed: lis
 
 def test_a_failure_says_the_figure_and_what_was_required() -> None:
     assert failures(parse_requirement("turbo:psnr>=40"), FIGURES) == ["turbo: psnr is 31.25, >=40 required"]
+    assert failures(parse_requirement(" git log a/b~1 : psnr>=40"), {"git log a/b~1": {"psnr": 41.0}}) == []
     assert failures(parse_requirement("turbo:ssim>=0.9"), FIGURES) == ["turbo: ssim was not measured, >=0.9 required"]
     assert failures(parse_requirement("turbo:e2e>=3"), FIGURES) == ["turbo: e2e is 1.55 [1.5, 1.6], >=3 required"]
 

@@ -123,6 +123,10 @@ def test_a_side_that_was_traced_on_the_host_alone(strobe: Strobe, guide: dict[st
     both = strobe("speedup", "--baseline-trace", host, "--candidate-trace", faster, "--json")
     step = both.document["levels"]["step"]
     assert both.code == 0 and step["ratio"] == pytest.approx(2.0) and "on the host" in json.dumps(step)
+    slower = write_host_trace(tmp_path / "slower.json", (2_000_000,) * 3)  # the interval stands beside the ratio
+    shown = strobe("speedup", faster, slower, "--details").out
+    assert re.search(r"traced step +0\.0001250 +0\.0001250 to 0\.0001250 +slower", shown)
+    assert "neither kernel, section nor attention call was measured" in shown
     named = strobe("speedup", "--baseline-trace", host, "--candidate-trace", faster, "--steps", "Step#2", "--json")
     assert named.document["levels"]["step"]["ratio"] == pytest.approx(600 / 250)
     assert "host: its traces hold no device events, only the host's" in strobe("speedup", *mixed, "--details").out

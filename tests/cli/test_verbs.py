@@ -145,6 +145,7 @@ def test_every_cell_is_what_the_metric_says(clips: dict[str, Path], strobe: Stro
 
 def test_what_is_not_measured_says_what_to_put_where(clips: dict[str, Path], strobe: Strobe, tmp_path: Path) -> None:
     found = cells(strobe("quality", clips["ref"], clips["close"], "--json").document)
+    shown = " ".join(strobe("quality", clips["ref"], clips["close"]).out.split())  # whole, on however many lines
     for name, said in (
         ("border_jump", "give --block-frames"),
         ("lpips", "alexnet-owt-7be5be79.pth"),
@@ -153,7 +154,7 @@ def test_what_is_not_measured_says_what_to_put_where(clips: dict[str, Path], str
         ("ms_ssim", "needs frames of 176 pixels"),
     ):
         cell = found["close", name]
-        assert cell["value"] is None and said in cell["note"]
+        assert cell["value"] is None and said in cell["note"] and f"{name}: {cell['note']}" in shown
     asked = strobe("quality", clips["ref"], clips["close"], "--metrics", "lpips", "psnr", "--weights", tmp_path)
     assert asked.code == 3 and "metric 'lpips' cannot run: not measured: " in asked.err and "is missing: put" in asked.err
     assert strobe("quality", clips["ref"], clips["close"], "--metrics", "pnsr").code == 2

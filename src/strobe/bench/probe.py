@@ -24,7 +24,7 @@ from strobe.core.errors import ConfigError
 from strobe.core.notebook import html_table
 from strobe.perf.measure.stats import judge, paired_interval
 from strobe.perf.measure.timing import TimingRecorder
-from strobe.perf.table.model import Ratio, speedup_words
+from strobe.perf.table.model import Ratio, ratio_text, speedup_words
 
 if TYPE_CHECKING:
     from strobe.integrations.diffusers import SparseHandle
@@ -111,7 +111,7 @@ def _judged(ratios: tuple[float, ...], dense_ns: float, sparse_ns: float) -> str
     logs = [log(ratio) for ratio in ratios]
     ratio, interval = exp(fmean(logs)), paired_interval(logs)
     if interval is None:
-        return f"{dense_ns / sparse_ns:.2f}x: not proven, one round has no interval; give rounds=2 or more"
+        return f"{ratio_text(Ratio(dense_ns / sparse_ns))}: not proven, one round has no interval; give rounds=2 or more"
     return speedup_words(Ratio(ratio, interval.low, interval.high), judge(ratio, interval, dense_ns - sparse_ns))
 
 

@@ -49,7 +49,7 @@ def quality(
         check_page(out)
     with output.progress("quality") as advance:
         from strobe.bench.quality import judge, variants_of
-        from strobe.perf.report.quality_page import missing_table, quality_report, scores_table
+        from strobe.perf.report.quality_page import quality_report, scores_table
 
         variants = variants_of(reference, clips)
         lines = judge(variants, asked, advance)
@@ -58,8 +58,8 @@ def quality(
     written = [] if out is None else write_page(report, out)
     figures = {name: {line.metric: score_of(line) for line in lines if line.variant == name} for name in variants if name != own}
     failed = [line for each in requirements for line in failures(each, figures)]
-    missing = missing_table(lines)
-    output.show(table_text(scores_table(lines), notes=False), *([table_text(missing)] if missing else []))
+    why = dict.fromkeys(f"{line.metric}: {line.note}" for line in lines if line.value is None)  # whole: a cell would be cut
+    output.show(table_text(scores_table(lines), notes=False), *why)
     output.show(*(f"not met: {line}" for line in failed), *written)
     cells = [{"clip": line.variant, **{name: getattr(line, name) for name in _SHOWN}} for line in lines]
     output.emit({"reference": own, "cells": cells, "written": written, "not_met": failed})

@@ -189,7 +189,7 @@ def write(
         output.show(*([_table(shown)] if shown else []), *section_texts(sections))
     elif shown:
         output.show(_clip_table(findings, found.obstacles), *([_table(shown)] if output.details else [""]))
-    _show_answers(answers, findings, output)
+    _show_answers(answers, () if own else findings, output)
     output.show(*(styled(("not met", "red"), " ", line) for line in failed), " ".join(map(str, paths)))
     return GATE_FAILED if failed else 0, {
         **to_json(found),
@@ -233,7 +233,7 @@ def _figures(speedups: Sequence[Speedup], runs: Sequence[RunRecords]) -> Figures
 
 def _clip_table(findings: Sequence[Finding], refused: Mapping[str, str]) -> Table:
     """Return the table of variants: end-to-end time of a clip, pixel frames per second, speedup."""
-    from strobe.perf.table.model import significant
+    from strobe.perf.table.model import ratio_text, significant
 
     names = ("clip ms", "FPS", "speedup [95 %]", "steady block ms")
     table = _empty("end to end", names)
@@ -247,9 +247,7 @@ def _clip_table(findings: Sequence[Finding], refused: Mapping[str, str]) -> Tabl
             shown.add(subject.label)
             rate = "-" if work is None else f"{work.frames * work.batch * 1e9 / mean_ns:.1f}"
             found = None if subject is each.reference else each.e2e
-            ends = None if found is None else found.interval
-            low, high = (None, None) if ends is None else (ends.low, ends.high)
-            ratio = "1" if found is None else _ratio(found.ratio, low, high, " ")
+            ratio = "1" if found is None else ratio_text(found.cell, 2)
             answer = each.answer
             block_ns = None if answer is None else answer.baseline_ns if subject is each.reference else answer.candidate_ns
             block = "-" if block_ns is None else significant(float(block_ns) / 1e6)
@@ -259,11 +257,13 @@ def _clip_table(findings: Sequence[Finding], refused: Mapping[str, str]) -> Tabl
 
 def _table(speedups: Sequence[Speedup]) -> Table:
     """Return the table of speedups by candidate and level, each with its interval."""
+    from strobe.perf.table.model import ratio_text
+
     levels = list(dict.fromkeys(each.level for each in speedups))
     table = _empty("speedup", levels)
     for names in dict.fromkeys((each.candidate, each.reference) for each in speedups):
         ratios = {each.level: each.ratio for each in speedups if (each.candidate, each.reference) == names}
-        shown = {level: _ratio(each.value, each.low, each.high, "\n") for level, each in ratios.items()}
+        shown = {level: ratio_text(each, 2, "\n") for level, each in ratios.items()}
         cells = (shown.get(level, "-") for level in levels)
         table.add_row(f"{clean(names[0])}\nto {clean(names[1])}", *cells)
     return table
@@ -272,7 +272,3 @@ def _table(speedups: Sequence[Speedup]) -> Table:
 def _empty(title: str, names: Iterable[str]) -> Table:
     columns = (Column(name, no_wrap=True, justify="right") for name in names)
     return Table(title, *columns, box=None, header_style="bold", padding=(0, 1, 0, 0))
-
-
-def _ratio(value: float, low: float | None, high: float | None, between: str) -> str:
-    return f"{value:.2f}x" + ("" if low is None or high is None else f"{between}[{low:.2f}, {high:.2f}]")

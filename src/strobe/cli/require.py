@@ -26,7 +26,7 @@ _OPERATORS: Final[dict[str, Callable[[float, float], bool]]] = {
     "<": operator.lt,
 }
 _PATTERN: Final = re.compile(
-    r"\s*(?:(?P<variant>[\w.-]+)\s*:)?\s*(?P<name>[\w./-]+)\s*(?P<point>~?)(?P<op>>=|<=|>|<)\s*(?P<bound>[^\s<>=]+)\s*"
+    r"\s*(?:(?P<variant>[^\s:](?:[^:]*[^\s:])?)\s*:)?\s*(?P<name>[\w./-]+)\s*(?P<point>~?)(?P<op>>=|<=|>|<)\s*(?P<bound>[^\s<>=]+)\s*"
 )
 
 

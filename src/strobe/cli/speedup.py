@@ -105,7 +105,7 @@ class Comparing:
     fact: tuple[str, ...] = ()
 
 
-_TRACES_END: Final = (".json", ".json.gz", ".sqlite")
+_TRACES_END: Final = (".json", ".json.gz", ".json.zst", ".json.xz", ".json.bz2", ".sqlite")  # packed by others: refused as traces
 SIDES: Final[tuple[Literal["baseline", "candidate"], ...]] = ("baseline", "candidate")
 LOGS: Final = LogFlags()
 NO_SIDES: Final = Sides()

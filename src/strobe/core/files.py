@@ -14,7 +14,14 @@ from typing import BinaryIO, Final
 
 from strobe.core.errors import NO_PLACE, ConfigError, DataError, StrobeError
 
+_PACKED: Final = {b"\x28\xb5\x2f\xfd": "zstandard", b"\xfd7zXZ": "xz", b"BZh": "bzip2", b"PK\x03\x04": "zip"}
 _NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT)
+
+
+def refused(head: bytes) -> str:
+    """Return why a file with these first bytes is not read: it is compressed, but not with gzip; empty for any other."""
+    name = next((name for magic, name in _PACKED.items() if head.startswith(magic)), "")
+    return name and f"compressed as {name}, and only gzip is read; decompress it, and give that or a .gz of it"
 
 
 def write_whole(path: Path, data: bytes | str) -> Path:

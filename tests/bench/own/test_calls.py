@@ -18,7 +18,8 @@ import torch
 
 import strobe
 from fake_gpu import FakeGpu
-from strobe.bench.own.calls import CallArguments, agree, bound, copied, leaves
+from strobe.bench.own.calls import CallArguments, agree, bound, copied, leaves, num_bytes
+from strobe.cli.main import main
 from strobe.core.errors import ConfigError
 from strobe.perf.analysis.runs.compare import stage_time
 from strobe.perf.records.store import read_run
@@ -182,6 +183,16 @@ def test_an_error_in_a_round_is_the_callers_with_a_note(tmp_path: Path) -> None:
     assert [row["samples"] for row in kept] == [5, 4], "what was finished counts"
 
 
+def test_an_error_in_the_sample_that_warms_up_has_a_note_too() -> None:
+    calls = iter(range(3))  # gate, warm-up, its length
+    with pytest.raises(StopIteration) as caught:
+        strobe.compare({"good": lambda: time.sleep(0.003), "bad": lambda: time.sleep(0.003 + 0 * next(calls))}, warmup=1)
+    assert caught.value.__notes__ == ["strobe.compare: 'bad' raised this in the warm-up"]
+    with pytest.raises(TypeError) as caught:
+        strobe.compare({"a": len, "b": len}, inputs=torch.nn.Linear(1, 1))
+    assert caught.value.__notes__[0].endswith("what can be called makes them: (x,) is one argument")
+
+
 def test_an_error_in_the_first_call_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(TypeError) as caught:
         strobe.compare({"a": len, "b": abs}, inputs=(-3,), out=tmp_path)
@@ -265,10 +276,10 @@ def test_a_trace_of_each_has_its_operators(tmp_path: Path) -> None:
     assert "aten::mm" in found.report(tmp_path / "page.html").read_text()
 
 
-def test_the_account_is_of_one_call_in_words_of_calls(tmp_path: Path) -> None:
+def test_the_account_is_of_one_call_in_words_of_calls(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     x = torch.ones(10)
     functions = {"one": lambda x: tail(spanned_sum(x, 1)), "four": lambda x: tail(spanned_sum(x, 4))}
-    found = strobe.compare(functions, inputs=(x,), rounds=2, trace=True)
+    found = strobe.compare(functions, inputs=(x,), rounds=1, trace=True, out=tmp_path)
     assert found["one"].calls_per_sample > 1, "short calls are repeated in a sample"
     lines = found.rows("lines")
     for key, name in (("baseline_ns", "one"), ("candidate_ns", "four")):
@@ -277,8 +288,10 @@ def test_the_account_is_of_one_call_in_words_of_calls(tmp_path: Path) -> None:
         assert sum(row[key] for row in lines) == pytest.approx(sample_ns / found[name].calls_per_sample)
     assert {row["level"] for row in lines} <= {"call", "sample", "kernel", "attention section"}
     assert {"before and after the calls", "outside the named spans: timed"} <= {row["line"] for row in lines}
-    page = found.report(tmp_path / "page.md").read_text()
-    assert not re.search(r"\bclips?\b|frame.{0,2}block", page), "words of video"
+    assert main(["report", str(found.folder)]) == 0
+    page = found.report(tmp_path / "page.md").read_text() + capsys.readouterr().out
+    assert not re.search(r"\bclips?\b|frame.{0,2}block|the difference exceeds", page), "words of video, or of a single call"
+    assert "saved in each region, by fewer" in page and "traced time" not in page and "Busy time is that of" not in page
 
 
 def test_names_of_the_caller_stay_what_they_are(tmp_path: Path) -> None:
@@ -401,6 +414,11 @@ def test_what_is_no_data_is_handed_over_as_it_is() -> None:
     model, marker = torch.nn.Linear(2, 2), object()
     found = copied((model, marker))
     assert found[0] is model and found[1] is marker
+    for odd in (torch.eye(3).to_sparse(), torch.eye(3).to_sparse_csr(), torch.ones(2, device="meta")):
+        given = CallArguments((odd,))
+        assert given.one()[0] is odd and given.unchanged(given.one()) and num_bytes(odd) == 0
+        with pytest.raises(ConfigError, match=r"out is a sparse, .* return dense tensors, .*math\.inf"):
+            leaves(odd)
 
 
 def test_strides_storage_and_aliases_are_kept() -> None:
@@ -478,6 +496,7 @@ ALIKE = [
     (np.arange(3, dtype=">f4"), np.arange(3, dtype="<f4")),
     ({"a": [X, (1, "b")]}, {"a": [X, (1, "b")]}),
     (Frames(X, 16), Frames(X, 16)),
+    ({"a": X, "b": 1}, {"b": 1, "a": X}),
     (torch.tensor([1.0, math.nan, math.inf]), torch.tensor([1.0, math.nan, math.inf])),
     (torch.zeros(0), torch.zeros(0)),
     (torch.zeros(3), torch.zeros(3)),
@@ -532,8 +551,8 @@ async def later() -> int:
 
 def test_what_has_not_run_or_cannot_be_compared_is_refused() -> None:
     coroutine = later()
-    for output in (lazily(), coroutine):
-        with pytest.raises(ConfigError, match="nothing has run when it is returned"):
+    for output, waits in ((lazily(), "list"), (coroutine, "asyncio.run")):
+        with pytest.raises(ConfigError, match=rf"nothing has run when it is returned; .* lambda: {waits}\(f\(\)\)$"):
             leaves(output)
     coroutine.close()
     with pytest.raises(ConfigError, match=r"out\['model'\] is a Linear, which cannot be compared; .*math\.inf"):

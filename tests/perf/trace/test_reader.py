@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import lzma
 import re
 import tracemalloc
 from collections import Counter
@@ -22,6 +23,7 @@ import layouts
 from layouts import compact, indented, kineto, write
 from made_traces import device_events
 from strobe.core.errors import DataError, TraceFormatError
+from strobe.perf.logs import read_log
 from strobe.perf.report.study import load_trace_study
 from strobe.perf.report.trace_page.build import trace_banners
 from strobe.perf.trace import DeviceEvent, HostEvent, ReadCounts, Trace, chunks, columns, find_traces, read_trace
@@ -719,3 +721,14 @@ def test_no_damage_moves_a_figure_unnamed(seed: int, kind: str, tmp_path_factory
     after = _figures(study.traces[0])
     if any(abs(after.get(name, 0) - value) > 0.01 * value for name, value in _figures(good).items()):
         assert any(banner.title.startswith(_NAMES) for banner in trace_banners(study)), kind
+
+
+@pytest.mark.parametrize(
+    ("name", "head"), [("zstandard", b"\x28\xb5\x2f\xfd\x04\x58"), ("xz", lzma.compress(b"")), ("zip", b"PK\x03\x04")]
+)
+def test_a_file_compressed_otherwise_is_told_so(name: str, head: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    path.write_bytes(head + 50 * b"\x00")
+    for read in (read_trace, read_log):
+        with pytest.raises(DataError, match=f"a: compressed as {name}, and only gzip is read; decompress it"):
+            read(path)

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias, TypeGuard
 
 import numpy as np
 import torch
@@ -31,7 +31,7 @@ from strobe.perf.measure.timing import TimingRecorder, palindrome
 from strobe.perf.records import record
 from strobe.perf.records.store import RunWriter
 
-_COPIED: Final = (torch.Tensor, torch.Generator, bytearray)
+_COPIED: Final = (torch.Generator, bytearray)
 _PLAIN: Final = (int, float, complex, str, bytes, bytearray, set, frozenset)
 MAX_COPIES_BYTES: Final = 256 << 20
 """Copies that are made ahead for the calls of one sample take no more than this."""
@@ -57,7 +57,8 @@ class CallArguments:
         """Every call needs its own."""
 
     def one(self) -> Any:
-        return copied(self._make()) if self._make is not None else copied(self._kept)
+        with _blamed("inputs", "making arguments, for what can be called makes them: (x,) is one argument"):
+            return copied(self._make()) if self._make is not None else copied(self._kept)
 
     def unchanged(self, used: object) -> bool:
         """Return whether arguments that a call has had are as they were."""
@@ -95,7 +96,7 @@ def copied(value: Any, memo: dict[int, Any] | None = None) -> Any:
         raise ConfigError("inputs: a tensor is the result of a differentiable operation and cannot be copied; give x.detach()")
     if isinstance(value, torch.Generator):
         found = value.clone_state()
-    elif isinstance(value, _COPIED) or hasattr(value, "__array_interface__"):
+    elif _is_dense(value) or isinstance(value, _COPIED) or hasattr(value, "__array_interface__"):
         found = copy.deepcopy(value, memo)
     elif isinstance(value, MutableMapping):
         found = copy.copy(value)
@@ -125,9 +126,15 @@ def _items(value: Any) -> list[tuple[str, Any]] | None:
     return None
 
 
+def _is_dense(value: Any) -> TypeGuard[torch.Tensor]:
+    """Whether a value is a tensor that can be copied and compared: none that is sparse, quantised, nested or without data."""
+    odd = not isinstance(value, torch.Tensor) or value.is_quantized or value.is_nested or value.is_meta
+    return not odd and value.layout == torch.strided
+
+
 def same(one: Any, other: Any) -> bool:
     """Return whether two copies of one value are still equal; what is not copied always is."""
-    if isinstance(one, torch.Tensor):
+    if _is_dense(one):
         if one.shape != other.shape or one.dtype != other.dtype:
             return False
         one, other = one.detach(), other.detach()
@@ -149,7 +156,7 @@ def same(one: Any, other: Any) -> bool:
 def num_bytes(value: Any) -> int:
     """Bytes of the tensors and arrays in a value."""
     if isinstance(value, torch.Tensor):
-        return value.untyped_storage().nbytes()
+        return value.untyped_storage().nbytes() if _is_dense(value) else 0
     if (items := _items(value)) is not None:
         return sum(num_bytes(each) for _, each in items)
     return sum(map(num_bytes, value)) if isinstance(value, set) else int(getattr(value, "nbytes", 0))
@@ -170,7 +177,7 @@ def leaves(output: object, path: str = "out") -> Leaves:
     Raises:
         ConfigError: it holds something that cannot be compared, or a call that has not run yet.
     """
-    if isinstance(output, torch.Tensor):
+    if _is_dense(output):
         return [(path, output.detach().clone())]
     if isinstance(output, (*_EXACT, int, float, complex)):
         return [(path, output)]
@@ -178,12 +185,14 @@ def leaves(output: object, path: str = "out") -> Leaves:
         return [(path, _array(output, path))]
     if (items := _items(output)) is None:
         if isinstance(output, _LATER):
+            waits = "asyncio.run(f())" if isinstance(output, Awaitable) else "list(f())"
             raise ConfigError(
                 f"{path} is a {type(output).__name__}: nothing has run when it is returned; compare a function that waits for "
-                f"the result, such as lambda: list(f())"
+                f"the result, such as lambda: {waits}"
             )
+        kind = "sparse, quantised, nested or meta tensor" if isinstance(output, torch.Tensor) else type(output).__name__
         raise ConfigError(
-            f"{path} is a {type(output).__name__}, which cannot be compared; return tensors, arrays, numbers, text, or lists, "
+            f"{path} is a {kind}, which cannot be compared; return dense tensors, arrays, numbers, text, or lists, "
             f"tuples, dictionaries and dataclasses of them, or give tolerance=math.inf to compare no outputs"
         )
     return [leaf for where, value in items for leaf in leaves(value, f"{path}{where}")]
@@ -212,10 +221,10 @@ def agree(found: Leaves, expected: Leaves, tolerance: float | None) -> GateResul
     allowed = allowed if tolerance is None else [("as asked for", tolerance)]
     limits = ", ".join(f"{limit:g} ({dtype})" for dtype, limit in allowed)
     rule = f"the same output: relative error <= {limits}" if limits else "the same output"
-    places = [path for path, _ in found], [path for path, _ in expected]
-    if places[0] != places[1]:
-        odd = sorted(set(places[0]) ^ set(places[1])) or ["their order"]
+    if odd := sorted({path for path, _ in found} ^ {path for path, _ in expected}):
         return GateResult(False, rule, f"the outputs are not built alike: only one has {odd[0]}", exact=True)
+    place = {path: at for at, (path, _) in enumerate(expected)}
+    found = sorted(found, key=lambda leaf: place[leaf[0]])  # items of a dictionary may come in any order
     worst, at = 0.0, ""
     for (path, own), (_, other) in zip(found, expected, strict=True):
         wrong, error = _differ(own, other, tolerance)
@@ -451,8 +460,7 @@ class _FunctionCalls:
             run.writer.append(record.Variant(name=name, preset=record.CUSTOM, calls_per_stage=dict(counted[name])))
             run.exclude(name, (0,), "warm-up", "warm-up")
         for name, lap in run.laps(names, rounds):
-            with _blamed(name, f"round {lap + 1}"):
-                self._sample(run, recorder, name, "timed", lap)
+            self._sample(run, recorder, name, "timed", lap)
         for number, name in enumerate(names if trace else ()):
             with _blamed(name, "the traced sample"):
                 self._trace(run, number, name)
@@ -464,7 +472,8 @@ class _FunctionCalls:
         self._wait()
         start = held(self.device)
         start_bytes = start.get("allocated_bytes", start["resident_bytes"])
-        return run.timed(name, phase, lap, recorder, lambda: self._row(calls, 0), calls=len(calls), start_bytes=start_bytes)
+        with _blamed(name, "the warm-up" if lap is None else f"round {lap + 1}"):
+            return run.timed(name, phase, lap, recorder, lambda: self._row(calls, 0), calls=len(calls), start_bytes=start_bytes)
 
     def _row(self, calls: Sequence[Callable[[], object]], index: int) -> tuple[()]:
         with span(FRAME_BLOCK, index):

@@ -312,11 +312,7 @@ def _made(place: Path, name: str, commit: str, command: str, install: str) -> Pr
         environment |= {"PATH": path, "VIRTUAL_ENV": str(place / "venv")}
         _run(argv_of(install), tree, environment, f"{name}: --install {install!r} failed")
     return Program(
-        name=name,
-        command=f"{command}  # at {commit[:12]}",
-        argv=argv_of(command),
-        folder=str(tree),
-        environment=environment,
+        name=name, command=f"{command}  # at {commit[:12]}", argv=argv_of(command), folder=str(tree), environment=environment
     )
 
 

@@ -19,6 +19,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 import msgspec
 
 from strobe.core.errors import DataError
+from strobe.core.files import refused
 from strobe.perf.logs.patterns import NUMBER, UNIT, Kind, Pattern, Patterns, load_patterns, parse_patterns, read
 from strobe.perf.logs.series import MAX_EXAMPLES, MAX_TEXT, LineCounts, Log, Sample, series_of
 from strobe.perf.records.record import SCHEMA_VERSION, Header, Record, Span
@@ -58,6 +59,8 @@ def read_lines(path: Path, counts: Counter[str]) -> Iterator[_Line]:
 
 def unpacked(file: io.BufferedReader) -> io.BufferedReader | gzip.GzipFile:
     """Return a reader of the file's bytes, decompressed if the file is gzip."""
+    if why := refused(file.peek(4)):
+        raise DataError(f"{file.name}: {why}")
     return gzip.GzipFile(fileobj=file) if file.peek(2).startswith(b"\x1f\x8b") else file
 
 

@@ -13,19 +13,7 @@ from typing import Final, Literal, NamedTuple
 
 from strobe.core.errors import ConfigError, DataError
 from strobe.core.printable import first_of
-from strobe.perf.logs.patterns import (
-    POWER,
-    UNITS,
-    Kind,
-    Mark,
-    Pattern,
-    Reason,
-    Unit,
-    decides,
-    is_unit,
-    parse_unit,
-    read,
-)
+from strobe.perf.logs.patterns import POWER, UNITS, Kind, Mark, Pattern, Reason, Unit, decides, is_unit, parse_unit, read
 from strobe.perf.table.rows import gathered
 
 # Frozen columns of a log: one series of values per pattern, name and rank, and counts of all lines.

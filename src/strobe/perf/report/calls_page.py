@@ -35,7 +35,7 @@ from strobe.perf.table.model import (
     Table,
     Text,
     bytes_cell,
-    significant,
+    time_text,
 )
 
 _UNITS: Final[tuple[tuple[float, Unit], ...]] = ((1e3, "ns"), (1e6, "µs"), (1e10, "ms"))
@@ -114,19 +114,15 @@ def _unit(found: Sequence[CallsRow]) -> Unit:
     return next((unit for limit, unit in _UNITS if largest < limit), "s")
 
 
-_NS: Final = {"ns": 1.0, "µs": 1e3, "ms": 1e6, "s": 1e9}
-
-
 def _interval(row: CallsRow, unit: Unit) -> Cell | None:
     if row.low_ns is None or row.high_ns is None:
         return Missing("two samples or more have one", "-") if row.samples_ns else None
-    low, high = (f"{end / _NS[unit]:.4g}" for end in (row.low_ns, row.high_ns))
-    return Text(f"{low} to {high}")
+    return Text(f"{time_text(row.low_ns, unit)} to {time_text(row.high_ns, unit)}")
 
 
 def _pair(row: CallsRow, unit: Unit) -> Text:
     both = (row.pair_baseline_ns, row.pair_candidate_ns)
-    return Text(" -> ".join(significant(ns / _NS[unit]) for ns in both if ns is not None))
+    return Text(" -> ".join(time_text(ns, unit) for ns in both if ns is not None))
 
 
 def _speedup(head: Header, row: CallsRow) -> Cell:
@@ -241,8 +237,8 @@ def _notes(head: Header) -> Section:
     items = (
         f"Samples ran in mirrored order, each round once through the list and once back, {head.palindromes} "
         f"round{'s' if head.palindromes > 1 else ''}, so that a drift of the machine meets all of them alike.",
-        "Faster or slower: the 95 % interval excludes 1 and the difference exceeds 1 % and 1 µs. No difference: the interval "
-        "stays within 5 % of 1. Inconclusive: more rounds are needed.",
+        "Faster or slower: the 95 % interval excludes 1 and the difference of a sample exceeds 1 % and 1 µs. No difference: the "
+        "interval stays within 5 % of 1. Inconclusive: more rounds are needed.",
         how,
     )
     return Section("notes", "Notes", "", (Notes(items),))

@@ -25,12 +25,14 @@ _LEAD = (
 
 def quality_report(reference: str, lines: Sequence[Quality]) -> Report:
     """Build the page of clips that were scored against a reference."""
-    variants, missing = list(dict.fromkeys(line.variant for line in lines)), missing_table(lines)
+    variants, tables = list(dict.fromkeys(line.variant for line in lines)), [scores_table(lines)]
+    if why := dict.fromkeys((line.metric, line.note) for line in lines if line.value is None and not line.n):
+        tables.append(table_of("What was not measured.", beside("not measured", ("why, and what to do",)), [*why]))
     return page(
         title=f"Quality against {reference}",
         subtitle=", ".join(variants),
         facts=(Fact("Reference", Text(reference)), Fact("Clips compared", Count(len(variants)))),
-        sections=(Section("quality", "Quality", _LEAD, (scores_table(lines), *((missing,) if missing else ()))),),
+        sections=(Section("quality", "Quality", _LEAD, tuple(tables)),),
     )
 
 
@@ -38,12 +40,6 @@ def scores_table(lines: Sequence[Quality]) -> Table:
     """Build the table with one row per metric and one column per clip."""
     variants = list(dict.fromkeys(line.variant for line in lines))
     return quality_table(variants, {(line.variant, line.metric): line for line in lines}, "Quality of each clip.")
-
-
-def missing_table(lines: Sequence[Quality]) -> Table | None:
-    """Build the table of metrics that were not measured, with reason and remedy; None if all were."""
-    reasons = dict.fromkeys((line.metric, line.note) for line in lines if line.value is None and not line.n)
-    return table_of("What was not measured.", beside("not measured", ("why, and what to do",)), [*reasons]) if reasons else None
 
 
 _GROUPS: Final[dict[CheckGroup, str]] = {

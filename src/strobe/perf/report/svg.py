@@ -148,7 +148,7 @@ def draw_whiskers(picture: Whiskers) -> str:
         text = ratio_text(row.ratio)
         parts.append(
             f'<div class="label">{esc(row.label)}</div>{whisker_svg(row.ratio, row.series, bounds, f"{row.label}: {text}")}'
-            f'<div class="value"><b>{row.ratio.value:.2f}x</b>{detail}</div>'
+            f'<div class="value"><b>{ratio_text(Ratio(row.ratio.value))}</b>{detail}</div>'
         )
     name = f'<div class="label axis">{esc(picture.reference)} = 1x, logarithmic</div>'
     foot = f'{name}{ratio_axis(bounds)}<div class="value"></div></div>'

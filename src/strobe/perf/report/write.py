@@ -57,6 +57,7 @@ from strobe.perf.table.model import (
     cell_text,
     encode_report,
     ratio_text,
+    times_text,
 )
 
 # The report as one HTML file that needs nothing else: inline style, script and SVG, no address outside the folder.
@@ -165,7 +166,7 @@ def _headline(row: Headline, bounds: Bounds) -> str:
     big, how = '<div class="big"></div>', '<div class="how"></div>'
     if isinstance(row.ratio, Ratio):
         picture = whisker_svg(row.ratio, row.series, bounds, f"{row.candidate}: {ratio_text(row.ratio)}")
-        big = f'<div class="big">{row.ratio.value:.2f}<span>x</span></div>'
+        big = f'<div class="big">{times_text(row.ratio.value)}<span>x</span></div>'
         how = f'<div class="how">{picture}</div>'
     return (
         f'<div class="headline"><div class="who"><b>{esc(row.candidate)}</b><span>{esc(row.detail)}</span></div>{big}{how}'

@@ -387,11 +387,16 @@ def exact_ms(ns: int) -> str:
     return f"{sign}{ns // 1_000_000}.{ns % 1_000_000:06d}"
 
 
-def ratio_text(ratio: Ratio) -> str:
-    """Format a ratio as `1.25x`, or `1.253x [1.247, 1.259]` with its interval."""
+def times_text(ratio: float, digits: int = 2) -> str:
+    """Format a ratio with so many decimals, below 0.1 with so many significant digits."""
+    return f"{ratio:.{digits}f}" if ratio >= 0.1 else significant(ratio, digits)
+
+
+def ratio_text(ratio: Ratio, digits: int = 3, between: str = " ") -> str:
+    """Format a ratio as `1.25x`, or `1.253x [1.247, 1.259]` with its interval, which may have other `digits`."""
     if ratio.low is None or ratio.high is None:
-        return f"{ratio.value:.2f}x"
-    return f"{ratio.value:.3f}x [{ratio.low:.3f}, {ratio.high:.3f}]"
+        return f"{times_text(ratio.value)}x"
+    return f"{times_text(ratio.value, digits)}x{between}[{times_text(ratio.low, digits)}, {times_text(ratio.high, digits)}]"
 
 
 def doubt_words(ratio: Ratio, verdict: str) -> str:
@@ -419,8 +424,7 @@ def speedup_words(ratio: Ratio, verdict: str, reference: str = "") -> str:
     low, high = ratio.low, ratio.high
     than = f" than {reference}" if reference else ""
     if verdict != "slower":
-        interval = "" if low is None or high is None else f" [{low:.2f}, {high:.2f}]"
-        times = f"{ratio.value:.2f}x{interval}"
+        times = ratio_text(ratio, 2)
         if verdict == "faster":
             return f"{times} faster{than}"
         of = f" of {reference}'s speed" if reference else ""

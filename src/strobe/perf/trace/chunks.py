@@ -127,11 +127,8 @@ class EventCutter:
         text = self._next_block()
         while (start := events_start(text, whole := self._ended or len(text) > MAX_METADATA_BYTES)) is None:
             if whole:
-                found = (
-                    "no traceEvents array found, so this is no profiler trace"
-                    if text.removeprefix(BYTE_ORDER_MARK).strip()
-                    else "nothing to read"
-                )
+                is_blank = not text.removeprefix(BYTE_ORDER_MARK).strip()
+                found = "nothing to read" if is_blank else "no traceEvents array found, so this is no profiler trace"
                 raise TraceFormatError(f"{found}; {_EXPECTED}")
             wanted = 2 * len(text)
             while len(text) < wanted and not self._ended:

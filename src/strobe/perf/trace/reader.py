@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from strobe.core.errors import DataError, TraceFormatError
+from strobe.core.files import refused
 from strobe.core.printable import first_of
 from strobe.perf.trace import metadata
 from strobe.perf.trace.chunks import EventCutter
@@ -151,9 +152,11 @@ def _nothing_used(contents: _Contents, counts: ReadCounts) -> str:
 def _read(path: Path, contents: _Contents, progress: Report | None) -> Trace:
     try:
         with path.open("rb") as file:
-            total, is_database = path.stat().st_size, file.read(len(MAGIC)) == MAGIC
-            if is_database:
+            total, head = path.stat().st_size, file.read(len(MAGIC))
+            if head == MAGIC:
                 return _read_export(path, contents)
+            if why := refused(head):
+                raise TraceFormatError(why)
             file.seek(0)
             state = EventCutter(file, contents.decoder_for)
             for batch in state.batches():

@@ -26,6 +26,7 @@ from strobe.perf.analysis.runs.log_times import (
 )
 from strobe.perf.logs import read_log
 from strobe.perf.logs.series import Log
+from strobe.perf.report.blocks.logs import stages_section
 
 DATA = Path(__file__).parents[3] / "data" / "logs"
 
@@ -67,6 +68,19 @@ def test_the_slowest_rank_is_the_one_that_counts() -> None:
     assert [each.series.rank for each in rounds.resolved] == [1, 0]
     assert rounds.rounds_ns == (7_300_000_000, 7_100_000_000)
     assert rounds.incomplete == 1
+
+
+def test_a_line_that_names_no_rank_is_no_further_rank(tmp_path: Path) -> None:
+    """It may be the one of a warm-up before the ranks are known, and must not leave one round of six."""
+    named = [stage(7000 + index + rank, rank) for index in range(6) for rank in (0, 1)]
+    calls = [vsa(9.5 + rank, rank) for _ in range(6) for rank in (0, 1)]
+    log = log_of(tmp_path, vsa(500), stage(9000), *calls, *named)
+    assert slowest(attention_summary(LogRequest(log=log))).series.rank == 1
+    (rounds,) = stage_rounds(LogRequest(log=log))
+    assert len(rounds.rounds_ns) == 6 and rounds.incomplete == 0 and max(rounds.rounds_ns) == 7_006_000_000
+    assert "values whose line names no rank, in no round: 1" in rounds.note
+    (rounds,) = stage_rounds(LogRequest(log=log_of(tmp_path, *map(stage, range(6001, 6007)), *named)))
+    assert "the slowest of 2 ranks and of the lines that name none" in str(stages_section([("a.log", (rounds,))]).blocks[0])
 
 
 def test_stages_are_chosen_by_name(tmp_path: Path) -> None:

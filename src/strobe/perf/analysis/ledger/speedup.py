@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -280,7 +281,7 @@ def _level(row: LevelFigure) -> Text:
 
 def _ratio(row: LevelFigure) -> Cell:
     why = "no time on one side" if 0 in (row.baseline_ns, row.candidate_ns) else "not comparable"
-    return Missing(why, why) if row.ratio is None else Number(row.ratio, 4)
+    return Missing(why, why) if row.ratio is None else Number(row.ratio, max(4, 3 - math.floor(math.log10(row.ratio))))
 
 
 def _realised_of(row: LevelFigure) -> float | None:

@@ -14,16 +14,7 @@ import msgspec
 import numpy as np
 
 from strobe.core.costs import Cost
-from strobe.core.spans import (
-    ATTENTION,
-    CROSS_ATTENTION,
-    DIT_FORWARD,
-    FFN,
-    FRAME_BLOCK,
-    NAMES,
-    OUTPUT_PROJECTION,
-    STAGES,
-)
+from strobe.core.spans import ATTENTION, CROSS_ATTENTION, DIT_FORWARD, FFN, FRAME_BLOCK, NAMES, OUTPUT_PROJECTION, STAGES
 from strobe.perf.analysis.device.intervals import distribution
 from strobe.perf.analysis.device.kernels import KernelRow, kernel_row
 from strobe.perf.analysis.runs.timeline import (

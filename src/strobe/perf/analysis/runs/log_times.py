@@ -150,6 +150,10 @@ def start_up(values: Sequence[int]) -> int:
 
 def _rounds(request: LogRequest, name: str, group: Sequence[Series]) -> StageRounds:
     resolved = tuple(resolve_units(series, request.constraints, request.unit) for series in group)
+    ranks = tuple(each for each in resolved if each.series.rank is not None)
+    nameless = sum(len(each.values_ns) for each in resolved if each.series.rank is None)
+    beside = 0 < len(ranks) < len(resolved) and nameless != max(len(each.values_ns) for each in ranks)
+    resolved = ranks if beside else resolved  # such lines are no process of their own
     count = min(len(each.values_ns) for each in resolved)
     if not count:
         left_out = "; ".join(f"{series.title}: {series.left_out}" for series in group)
@@ -159,6 +163,8 @@ def _rounds(request: LogRequest, name: str, group: Sequence[Series]) -> StageRou
         index: sample.cause for each in resolved for index, sample in enumerate(each.series.samples[:count]) if sample.cause
     }
     excluded, note = _warm_up(request, rounds, causes)
+    if beside:
+        note = "; ".join(filter(None, (note, f"values whose line names no rank, in no round: {nameless}")))
     incomplete = max(len(each.values_ns) for each in resolved) - count
     return StageRounds(name=name, resolved=resolved, rounds_ns=rounds, excluded=excluded, note=note, incomplete=incomplete)
 
@@ -304,8 +310,9 @@ def _in_stages(request: LogRequest, series: Series, stages: Sequence[StageRounds
 
 
 def slowest(summaries: Sequence[SeriesSummary]) -> SeriesSummary:
-    """Return the slowest rank: the one with the largest mean."""
-    return max(summaries, key=lambda summary: summary.calls.mean_ns)
+    """Return the slowest rank: the one with the largest mean. Lines that name no rank are none if others name theirs."""
+    ranks = [each for each in summaries if each.resolved.series.rank is not None]
+    return max(ranks or summaries, key=lambda summary: summary.calls.mean_ns)
 
 
 def unsynchronised(summary: SeriesSummary, device_ns: int, what: str) -> str | None:

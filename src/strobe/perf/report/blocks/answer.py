@@ -8,6 +8,8 @@ from fractions import Fraction
 from itertools import groupby
 from typing import Final, TypeAlias, TypeVar
 
+from msgspec.structs import replace
+
 from strobe.core import spans
 from strobe.core.costs import device_peaks
 from strobe.core.spans import DENOISE_STEP, E2E, FRAME_BLOCK
@@ -15,6 +17,7 @@ from strobe.perf.analysis.ledger.account import CallsEffect, Ledger, LedgerLine,
 from strobe.perf.analysis.ledger.speedup import Answer, PartLine
 from strobe.perf.analysis.parts import BY_THE_CLOCK, NO_LARGEST, TOGETHER, Part
 from strobe.perf.analysis.runs.compare import Comparison, SideClocks, apart, ratio_cell, side_clocks
+from strobe.perf.analysis.runs.timeline import TIMED
 from strobe.perf.measure.stats import Interval, Verdict, paired_interval
 from strobe.perf.report.blocks.fields import level_word, line_word, section_of
 from strobe.perf.report.findings import Finding
@@ -39,6 +42,7 @@ from strobe.perf.table.model import (
     Tone,
     Waterfall,
     exact_ms,
+    ratio_text,
     significant,
     speedup_words,
 )
@@ -193,12 +197,11 @@ def _lines_table(reference: Subject, candidate: Subject, found: Ledger, calls: b
         *([interval_field(interval)] if found.interval else []),
         numeric(share, lambda row: share_cell(both(row)[0] - both(row)[1], found.saved_ns)),
     )
-    traced = not any(line.interval for line in found.lines)
     source = (
         f"The totals are those of untraced {clip}s. Busy time is that of one traced {clip}, times the number of "
         f"{clip}s; idle time is what the {timed} have left over, divided as the trace's idle time is. What the trace "
         f"shows beyond the {timed} is the line 'timed run minus trace'."
-        if traced
+        if all(line.label.activity != TIMED for line in found.lines)
         else f"Every line was timed in the {clip}s themselves, by the regions that they add up."
     )
     notes = (
@@ -216,16 +219,18 @@ def _lines_table(reference: Subject, candidate: Subject, found: Ledger, calls: b
 def _effects_table(reference: Subject, candidate: Subject, found: Ledger, calls: bool) -> Block:
     if not found.kernels:
         return Notes(("No kernel or operator calls in the traced windows.",))
+    traced = all(line.label.activity != TIMED for line in found.lines)
+    what, said = ("kernel or operator", ", traced time") if traced else ("region", "")
     fields: tuple[Field[CallsEffect], ...] = (
-        Field("kernel or operator", lambda effect: line_word(effect.kernel, calls), Code),
+        Field(what, lambda effect: line_word(effect.kernel, calls), Code),
         count(f"calls, {reference.label}", lambda effect: int(effect.calls[0]), total=sum),
         count(f"calls, {candidate.label}", lambda effect: int(effect.calls[1]), total=sum),
         Field("saved", lambda effect: int(effect.saved_ns), Time, "ms", total=lambda each: Time(float(sum(each)))),
         Field("by fewer calls", lambda effect: effect.by_calls_ns, _time, "ms", total=sum),
         Field("by faster calls", lambda effect: effect.by_speed_ns, _time, "ms", total=sum),
     )
-    caption = f"What {candidate.label} saved in each kernel or operator, by fewer calls and by faster calls."
-    notes = (f"Over {found.num_units} {'sample' if calls else 'clip'}s, traced time; exact in the records.",)
+    caption = f"What {candidate.label} saved in each {what}, by fewer calls and by faster calls."
+    notes = (f"Over {found.num_units} {'sample' if calls else 'clip'}s{said}; exact in the records.",)
     return table_of(caption, fields, found.kernels, top=MAX_EFFECTS, notes=notes, collapsed=True)
 
 
@@ -288,7 +293,8 @@ def _sections(first: Finding | None, findings: Sequence[Finding], title: str) ->
     others = section_of(OTHERS, "The other accounts" if first else "Accounts", lead, blocks, folded=True)
     if first is None or first.answer is None:
         return None, others
-    return Section(ANSWER, title, headline(first, first.answer), (_figure(first, first.answer),)), others
+    figure = _figure(first, first.answer, f"What a {first.answer.unit} is spent on.")
+    return Section(ANSWER, title, headline(first, first.answer), (figure,)), others
 
 
 def no_account(findings: Sequence[Finding], words: str) -> tuple[Notes, ...]:
@@ -300,8 +306,9 @@ def no_account(findings: Sequence[Finding], words: str) -> tuple[Notes, ...]:
 def answers_of(report: Report) -> tuple[Table, ...]:
     """Return the answer tables of a report, one per candidate with a ledger; the candidate the page begins with is last."""
     shown = {section.id: section for section in report.sections}
-    blocks = [block for place in (OTHERS, ANSWER) if place in shown for block in shown[place].blocks]
-    return tuple(block.table for block in blocks if isinstance(block, Figure))
+    found = [(shown[place], block) for place in (OTHERS, ANSWER) if place in shown for block in shown[place].blocks]
+    tables = [(section, block.table) for section, block in found if isinstance(block, Figure)]
+    return tuple(replace(table, caption=section.lead) if section.id == ANSWER else table for section, table in tables)
 
 
 def line_name(line: PartLine) -> str:
@@ -309,8 +316,9 @@ def line_name(line: PartLine) -> str:
     return line.parts[0].value if len(line.parts) == 1 else REST
 
 
-def _figure(finding: Finding, found: Answer) -> Figure:
-    return answer_figure((finding.reference.label, finding.candidate.label), found, answer_table(finding, found))
+def _figure(finding: Finding, found: Answer, caption: str = "") -> Figure:
+    names, table = (finding.reference.label, finding.candidate.label), answer_table(finding, found)
+    return answer_figure(names, found, replace(table, caption=caption or table.caption))
 
 
 def answer_figure(names: tuple[str, str], found: Answer, table: Table, the: str = "") -> Figure:
@@ -357,7 +365,7 @@ def headline(finding: Finding, found: Answer) -> str:
     times = significant(float(found.baseline_ns) / 1e6), significant(float(found.candidate_ns) / 1e6)
     ratio = float(found.baseline_ns / found.candidate_ns) if found.candidate_ns else 0.0
     words = clock_words(names, found)
-    said += f"a {found.unit} {ratio:.2f}x: {times[0]} -> {times[1]} ms"
+    said += f"a {found.unit} {ratio_text(Ratio(ratio))}: {times[0]} -> {times[1]} ms"
     return f"{said}. {_explained(found)}{' ' if words else ''}{words}"
 
 
@@ -382,10 +390,10 @@ def _range(clocks: SideClocks) -> str:
 
 
 def _explained(found: Answer) -> str:
-    time = f"{100 * found.explained_time_share:.1f} % of the time"
+    time = f"{100 * found.explained_time_share:.1f} % of a clip's time"
     if found.explained_saving_share is None:
         return f"Explained: {time}."
-    return f"Explained: {100 * found.explained_saving_share:.1f} % of the {found.difference}, {time}."
+    return f"Explained: {time}, {100 * found.explained_saving_share:.1f} % of its {found.difference}."
 
 
 def part_fields(names: tuple[str, str], found: Answer) -> tuple[Field[PartLine], ...]:

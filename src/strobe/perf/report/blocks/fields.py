@@ -70,13 +70,7 @@ def spread(
 
 def slow_end(get: Callable[[T], Sequence[float]], unit: Unit, what: str = "calls") -> Field[T]:
     """Return the column of the p99 if there are enough samples, otherwise of the largest, with the label of the one shown."""
-    return Field(
-        "slow end",
-        get,
-        tail_cell,
-        unit,
-        hint=f"p99 from {P99_SAMPLES} {what} on, otherwise the largest",
-    )
+    return Field("slow end", get, tail_cell, unit, hint=f"p99 from {P99_SAMPLES} {what} on, otherwise the largest")
 
 
 def tail_cell(samples: Sequence[float]) -> Time:

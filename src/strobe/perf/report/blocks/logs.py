@@ -74,7 +74,9 @@ def _rounds_table(name: str, found: Sequence[tuple[str, StageRounds]]) -> Table:
 def _rounds_notes(rounds: StageRounds) -> Iterator[str]:
     yield from unit_notes(rounds.resolved)
     if len(rounds.resolved) > 1:
-        yield f"a round lasts as long as the slowest of {len(rounds.resolved)} ranks"
+        ranks = sum(each.series.rank is not None for each in rounds.resolved)
+        others = " and of the lines that name none" if ranks < len(rounds.resolved) else ""
+        yield f"a round lasts as long as the slowest of {counted(ranks, 'rank')}{others}"
     for cause in dict.fromkeys(rounds.excluded.values()):
         left_out = [round_label(index) for index in sorted(rounds.excluded) if rounds.excluded[index] == cause]
         yield f"not in avg_excl_warmup: {', '.join(left_out)} ({cause})"

@@ -53,6 +53,7 @@ from strobe.perf.table.model import (
     Text,
     Tone,
     doubt_words,
+    ratio_text,
     shorten,
     significant,
 )
@@ -335,7 +336,7 @@ def story(study: SpeedupStudy) -> str:
     if any(doubts):
         said = f"The {name} {are} {_times(ratio, doubts[0])}; the {_NAMES[outer.level]} is {_times(whole, doubts[1])}."
     else:
-        second = f"{whole:.2f}x" if min(ratio, whole) >= 1 else _times(whole)
+        second = f"{ratio_text(Ratio(whole))}" if min(ratio, whole) >= 1 else _times(whole)
         said = f"The {name} {are} {_times(ratio)}, the {_NAMES[outer.level]} {second}."
     if found is None:
         return f"{said} No account of the time: {no_account(study)}."
@@ -365,7 +366,7 @@ def _doubt(figure: LevelFigure) -> str:
 
 def _times(ratio: float, doubt: str = "") -> str:
     """Return a speedup in words: `1.70x faster`, `0.84x as fast`, or `1.53x: not proven, the interval holds 1`."""
-    return f"{ratio:.2f}x{f': {doubt}' if doubt else ' faster' if ratio >= 1 else ' as fast'}"
+    return f"{ratio_text(Ratio(ratio))}{f': {doubt}' if doubt else ' faster' if ratio >= 1 else ' as fast'}"
 
 
 _Item: TypeAlias = tuple[str, bool, Fraction]
@@ -453,13 +454,13 @@ def headline_levels(study: SpeedupStudy) -> tuple[LevelFigure, ...]:
 
 
 def _figure_words(figure: LevelFigure) -> str:
-    interval = " (no interval)" if figure.low is None else f" [{figure.low:.2f}, {figure.high:.2f}]"
+    interval = " (no interval)" if figure.low is None else ""
     said = figure.verdict if figure.low is None else _doubt(figure)
     doubt = f", {said}" if said else ""
     unlike = f" ({figure.unlike})" if figure.unlike else ""
     name = "focal kernel" if figure.level == "kernel" else _NAMES[figure.level]
     where = "end to end" if figure.level == "e2e" else f"for the {name}"
-    return f"{figure.ratio or 0:.2f}x{interval} {where}{doubt}{unlike}"
+    return f"{ratio_text(Ratio(figure.ratio or 0.0, figure.low, figure.high), 2)}{interval} {where}{doubt}{unlike}"
 
 
 def _took(study: SpeedupStudy, found: Answer) -> str:

@@ -58,6 +58,7 @@ from strobe.perf.table.model import (
     Waterfall,
     Whisker,
     Whiskers,
+    times_text,
 )
 from strobe.perf.table.rows import columns
 from strobe.perf.trace import Trace
@@ -72,9 +73,9 @@ def speedups(study: SpeedupStudy) -> tuple[Speedup, ...]:
 
 
 def _interval(row: LevelFigure) -> Cell:
-    if row.ratio is None or row.low is None:
+    if row.ratio is None or row.low is None or row.high is None:
         return Text("") if row.ratio is None else Missing("fewer than two steps or rounds", "none")
-    return Text(f"{row.low:.4f} to {row.high:.4f}", note=DRIFT)
+    return Text(f"{times_text(row.low, 4)} to {times_text(row.high, 4)}", note=DRIFT)
 
 
 def _ratios(rows: Iterable[LevelFigure]) -> Iterator[tuple[LevelFigure, Ratio]]:
@@ -95,7 +96,8 @@ def levels_section(study: SpeedupStudy) -> Section:
         blocks.append(_account_figure(study, account))
         blocks += [Notes(tuple(_eaten(account)))] if study.comparable else []
     elif account is None:
-        blocks.append(Notes(("No account from the kernel to the stage: no level was measured on both sides.",)))
+        why = "neither kernel, section nor attention call was measured on both sides"
+        blocks.append(Notes((f"No account from the kernel to the stage: {why}.",)))
     return Section("speedups", "Speedups", lead, tuple(blocks))
 
 
