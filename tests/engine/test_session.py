@@ -12,6 +12,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -142,6 +143,12 @@ class TestSnapshots:
             assert same_blocks(play(other, 6, switches=switches), expected)
         assert [entry.name for entry in tmp_path.iterdir()] == ["state.safetensors"]
 
+    def test_numbers_of_numpy_are_numbers(self, make: Make, tiny: Model, tmp_path: Path) -> None:
+        session = make(seed=np.int64(3), samples=np.arange(2))
+        assert same_blocks(play(session, 1), play(make(seed=3, samples=range(2)), 1))
+        session.snapshot().save(tmp_path / "state")
+        assert same_blocks(play(Session.resume(tmp_path / "state", model=tiny, device="cpu"), 1), play(session, 1))
+
     def test_a_snapshot_goes_on_in_another_dtype(self, make: Make, tiny: Model, tmp_path: Path) -> None:
         """As when a snapshot of a CPU, float32, is resumed on a GPU, bfloat16."""
         session, wide = make(preset=EngineConfig(dtype="bfloat16")), make(preset=EngineConfig(dtype="float32"))
@@ -236,6 +243,10 @@ class TestTrouble:
             ({"preset": "balnced"}, "did you mean 'balanced'"),
             ({"samples": ()}, "range"),
             ({"samples": (1, 1)}, "different"),
+            ({"samples": 3}, "whole numbers"),
+            ({"samples": (0.0,)}, "whole numbers"),
+            ({"seed": 1.0}, "seed 1.0 .* whole numbers"),  # another film than that of 1
+            ({"seed": None}, "whole numbers"),
             ({"preset": EngineConfig(shift=float("nan"))}, "shift nan"),
             ({"device": "tpu"}, "allowed: auto"),
             ({"model": "shape"}, "did you mean 'shapes'"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -38,6 +39,17 @@ from strobe.engine.snapshot import Identity, Snapshot, read_snapshot
 from strobe.engine.start import start_latents, with_first_block
 from strobe.engine.stream import FrameBlock, GivenUpError, Stream
 from strobe.models.lora import Lora, combined
+
+
+def _whole(seed: int, samples: Sequence[int]) -> tuple[int, tuple[int, ...]]:
+    """Return Python's own whole numbers, which noise and snapshots spell out."""
+    try:
+        seed, *numbers = (int(operator.index(number)) for number in (seed, *samples))
+    except TypeError as error:
+        raise ConfigError(f"seed {seed} and samples {samples} are not valid: give whole numbers, e.g. 1 and range(4)") from error
+    if not numbers or len(set(numbers)) != len(numbers):
+        raise ConfigError(f"samples {samples} are not valid: give one or more different numbers, e.g. range(4)")
+    return seed, tuple(numbers)
 
 
 class Session:
@@ -87,8 +99,7 @@ class Session:
         start: Tensor | None = None,
     ) -> None:
         asked = find_preset(preset) if isinstance(preset, str) else preset
-        if isinstance(samples, int) or not samples or len(set(samples)) != len(samples):
-            raise ConfigError(f"samples {samples} are not valid: give one or more different numbers, e.g. range(4)")
+        seed, samples = _whole(seed, samples)
         where = device.device if isinstance(device, DeviceGroup) else resolve_device(device)
         loaded = model if isinstance(model, Model) else load(model)
         given = None if start is None else start_latents(start, loaded, len(samples), where)
@@ -265,6 +276,7 @@ class Session:
             ConfigError: an unknown word (names the nearest); the session stays as it was.
             SessionError: the session is closed or working, runs on several devices, or has other LoRAs than its model.
         """
+        seed, _ = _whole(seed, self._stream.samples)
         check_prompts(self.model.text, (prompt,) if isinstance(prompt, str) else prompt or ())
         with self._exclusive():
             self._stream.restart(seed)
