@@ -219,7 +219,11 @@ class TestTrouble:
             session.prompt("red circle", mode="sofft")  # type: ignore[arg-type]
         with pytest.raises(ConfigError, match="2 prompts for 1 samples"):
             session.prompt(["red circle", "blue circle"])
-        assert same_blocks(play(session, 2), play(make(), 2))
+        running = session.stream(1)
+        for wrong in (["red circle", "blue circle"], [], "red circel"):
+            with pytest.raises(ConfigError):
+                session.restart(wrong, seed=1)
+        assert same_blocks([*running, *play(session, 1)], play(make(), 2))
 
     def test_streams_that_cannot_be(self, make: Make) -> None:
         session = make()

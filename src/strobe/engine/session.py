@@ -174,11 +174,7 @@ class Session:
         """
         self._check_open()
         check_mode(mode, over, self.config.past)
-        count = len(self._stream.samples)
-        prompts = (text,) * count if isinstance(text, str) else tuple(text)
-        if len(prompts) != count:
-            raise ConfigError(f"{len(prompts)} prompts for {count} samples; give one, or one for each sample")
-        check_prompts(self.model.text, prompts)  # unknown words are told now
+        prompts = self._checked(text)
         wait = wait or self._stream.share is not None  # the processes that share it go on together
         return self._prompting.ask(Change(prompts=prompts, mode=mode, over=over), wait=wait)
 
@@ -273,18 +269,18 @@ class Session:
         passes on a GPU; this keeps them.
 
         Raises:
-            ConfigError: an unknown word (names the nearest); the session stays as it was.
+            ConfigError: as of `prompt`, or a seed that is no whole number; the session stays as it was.
             SessionError: the session is closed or working, runs on several devices, or has other LoRAs than its model.
         """
         seed, _ = _whole(seed, self._stream.samples)
-        check_prompts(self.model.text, (prompt,) if isinstance(prompt, str) else prompt or ())
+        prompts = () if prompt is None else self._checked(prompt)
         with self._exclusive():
             self._stream.restart(seed)
             self._prompting.reset(None, 0)
             self._running = None
         self.cancel()
-        if prompt is not None:
-            self.prompt(prompt)
+        if prompts:
+            self.prompt(prompts)
 
     def warm_up(self) -> None:
         """Record every pass now, before the first frame block: on a GPU it takes seconds.
@@ -354,6 +350,15 @@ class Session:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
+
+    def _checked(self, text: str | Sequence[str]) -> tuple[str, ...]:
+        """Return the prompt of each sample; unknown words are told now."""
+        count = len(self._stream.samples)
+        prompts = (text,) * count if isinstance(text, str) else tuple(text)
+        if len(prompts) != count:
+            raise ConfigError(f"{len(prompts)} prompts for {count} samples; give one, or one for each sample")
+        check_prompts(self.model.text, prompts)
+        return prompts
 
     @property
     def _identity(self) -> Identity:
