@@ -106,8 +106,9 @@ def test_what_a_program_sets_for_torch_leaves_its_streams_as_they_are(
     with torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.float32):
         assert same_blocks(play(make(model=with_lora), 3), alone)
         for preset in (EngineConfig(), EngineConfig(attention_format="int8")):
-            session = make(preset=preset)
-            play(session, 1)
+            with torch.inference_mode():
+                session = make(preset=preset)
+                play(session, 1)
             snapshot, second = session.snapshot(), play(session, 1)
             session.restore(snapshot)
             assert same_blocks(play(session, 1), second)

@@ -52,6 +52,13 @@ def _whole(seed: int, samples: Sequence[int]) -> tuple[int, tuple[int, ...]]:
     return seed, tuple(numbers)
 
 
+@contextmanager
+def _plainly(device: torch.device) -> Iterator[None]:
+    """Leave the caller's modes: a configuration says what computes in which dtype, and what is kept is written to in any mode."""
+    with torch.inference_mode(False), torch.autocast(device.type, enabled=False):
+        yield
+
+
 class Session:
     """One stream of frame blocks, or several in lockstep.
 
@@ -112,7 +119,7 @@ class Session:
             share = RankContext.of(device, loaded, config)
         there = share is None and loaded.shelf.holds(config)
         check_room(loaded, config, share.layout if share else None, len(samples), there=there)
-        with torch.autocast(where.type, enabled=False):  # LoRAs are merged in float32
+        with _plainly(where):
             self._attach(Stream(loaded, config, seed=seed, samples=samples, start=given, share=share))
         loaded.text.place(where)
         if prompt is not None:
@@ -422,7 +429,7 @@ class Session:
         if not self._working.acquire(blocking=False):
             raise SessionError("the session is making a frame block in another thread; wait for it, or fork() beforehand")
         try:
-            with torch.autocast(self.config.device.type, enabled=False):  # the configuration says what computes in which dtype
+            with _plainly(self.config.device):
                 yield
         finally:
             self._working.release()
