@@ -157,6 +157,8 @@ def test_loras_of_a_model_stay(original: Tensors) -> None:
     assert combined([own], []) == (own,) and str(own.at(0.2)) == "lora 0 at 0.2" and str(own) == "lora 0"
     with pytest.raises(ConfigError, match=r"LoRA lora 1 is given twice \(first as lora 1\); give it once"):
         combined([own], [style, style.at(0.5)])
+    with pytest.raises(ConfigError, match="LoRA lora 1: nan is no strength"):  # torch takes NaN for 0 in some products
+        style.at(math.nan)
 
 
 EXACT = tolerance("element", "float64")
