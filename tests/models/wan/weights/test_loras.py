@@ -262,6 +262,8 @@ def test_tensors_say_it_themselves(alpha: Tensor, tmp_path: Path) -> None:
     lora = read_lora(tmp_path / "style.safetensors")
     assert [each.scale for each in lora.pairs.values()] == [1.5]
     assert lora.account == "style.safetensors: scale 1.5: alpha 3 / rank 2, from its tensors alpha"
+    torch.save(pair() | {f"{Q}.alpha": float(alpha)}, tmp_path / "style.pt")  # a number, which a pickle may hold
+    assert read_lora(tmp_path / "style.pt").account == lora.account.replace(".safetensors", ".pt")
 
 
 CONFIG = {"peft_type": "LORA", "r": 2, "lora_alpha": 8}

@@ -107,7 +107,9 @@ def read_source(files: Sequence[Path]) -> WeightSource:
     for file in files:
         held: dict[Any, Any] = {**read_shapes(file)} if file.suffix == SAFE else read_file(file)
         found, taken = _part(held, file)
-        tensors.update({str(name): tensor for name, tensor in found.items() if isinstance(tensor, Tensor)})
+        for name, value in ((str(name), value) for name, value in found.items()):
+            if isinstance(value, Tensor) or (isinstance(value, int | float) and name.endswith(".alpha")):
+                tensors[name] = torch.as_tensor(value)
     if not tensors:
         raise WeightsError(f"{files[0]} holds no tensors; give a file of weights")
     return WeightSource(files=tuple(files), part=taken, tensors=tensors)
