@@ -286,6 +286,8 @@ REFUSED: list[tuple[dict[str, Tensor], dict[str, Any] | str | None, str]] = [
     (pair() | {f"{Q}.alpha": torch.tensor(float("nan"))}, None, "alpha of diffusion_model.* is nan, no strength"),
     (pair() | {f"{Q}.alpha": torch.ones(2)}, None, r"alpha of layer blocks.0.self_attn.q is \[2\], not one number"),
     (pair() | {f"{Q}.lora_B.weight": torch.full((24, 2), float("nan"))}, None, "lora_B.weight' holds NaN or infinity"),
+    ({f"{Q}.diff": torch.ones(24, 24), "blocks.0.attn1.to_q.diff": torch.ones(24, 24)}, None, "two full updates of blocks.0"),
+    (pair() | {f"{Q}.lora_A.weight": torch.ones(2, 24, dtype=torch.int8)}, None, "lora_A.weight' is torch.int8, a quantised"),
     (pair() | {f"{Q}.alpha": torch.tensor(2.0)}, CONFIG, "has scale 1 by its tensor alpha and 4 by alpha 8 / rank 2, from"),
     (pair(rank=3), CONFIG, "adapter_config.json beside it says rank 2 for .*, its tensors have rank 3"),
     (pair(), CONFIG | {"lora_alpha": float("nan")}, "adapter_config.json beside it is nan, no strength"),

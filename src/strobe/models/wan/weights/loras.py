@@ -221,7 +221,10 @@ def read_lora(path: str | Path) -> Lora:
             raise WeightsError(f"{source.where} {_what_else(spelled)}")
         module = own_name(found["module"])
         if found["diff"]:
-            diffs[f"{module}.{DIFFS[found['diff']]}"] = _finite(source, spelled, tensors[spelled])
+            parameter = f"{module}.{DIFFS[found['diff']]}"
+            if parameter in diffs:
+                raise WeightsError(f"{source.where} has two full updates of {parameter}; keep one adapter in a file")
+            diffs[parameter] = _finite(source, spelled, tensors[spelled])
             continue
         if found["adapter"]:
             adapters.setdefault(found["adapter"], spelled)
@@ -263,7 +266,9 @@ def _what_else(spelled: str) -> str:
 
 
 def _finite(source: WeightSource, name: str, tensor: Tensor) -> Tensor:
-    """Return a tensor of the file, unless there is NaN or infinity in it."""
+    """Return a tensor of the file, unless it holds NaN, infinity or whole numbers, which want a scale that is not there."""
+    if not tensor.is_floating_point():
+        raise WeightsError(f"{source.where}: {name!r} is {tensor.dtype}, a quantised format that is not known; take bfloat16")
     if not tensor.float().isfinite().all():
         raise WeightsError(f"{source.where}: {name!r} holds NaN or infinity; fetch it again, or take another step")
     return tensor
