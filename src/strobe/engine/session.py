@@ -86,6 +86,7 @@ class Session:
 
     Raises:
         ShapeError: `start` has another shape.
+        DataError: it holds NaN or infinity.
         ConfigError: unknown preset, model or word, or an impossible window or number of devices (names the nearest that is
             allowed).
         CollectiveError: not all processes open the same session.
