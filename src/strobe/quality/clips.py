@@ -73,7 +73,7 @@ def read_clip(path: Path) -> Tensor:
     sizes = {frame.shape for frame in frames}
     if len(sizes) > 1:
         raise DataError(f"{path} holds frames of {len(sizes)} sizes; a clip has one")
-    return torch.from_numpy(np.stack(frames))
+    return torch.from_numpy(np.stack(frames)).contiguous()
 
 
 def pictures_of(folder: Path) -> list[Path]:
@@ -104,10 +104,11 @@ def _natural(path: Path) -> list[tuple[int, str]]:
 
 def _frames(path: Path) -> Iterable[np.ndarray]:
     import av
+    import numpy as np
 
     try:
-        with av.open(str(path)) as file:
-            return [frame.to_ndarray(format="rgb24") for frame in file.decode(video=0)]
+        with av.open(str(path)) as file:  # frames stand as they are shown: a phone held upright writes them lying
+            return [np.rot90(frame.to_ndarray(format="rgb24"), frame.rotation // 90) for frame in file.decode(video=0)]
     except (OSError, av.FFmpegError, IndexError) as error:
         reason = "no picture in it" if isinstance(error, IndexError) else getattr(error, "strerror", None) or error
         raise DataError(f"cannot read the clip {path}: {reason}; give {', '.join(VIDEOS)} or a folder of pictures") from error
