@@ -139,6 +139,8 @@ def decode_image(data: bytes, size: tuple[int, int]) -> Tensor:
             height, width = (
                 max(wanted, round(scale * own)) for wanted, own in zip(size, (picture.height, picture.width), strict=True)
             )
+            if height * width > MOST_PIXELS:  # of a line of pixels
+                raise DataError(f"the start image has {told.width}x{told.height} pixels, too long and narrow; cut it")
             pixels = picture.to_ndarray(format="rgb24", width=width, height=height, interpolation="AREA")
     except (OSError, av.FFmpegError, IndexError, StopIteration) as error:
         raise DataError("the start image has no PNG, JPEG or WebP picture in it that can be read") from error
