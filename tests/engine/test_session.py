@@ -313,6 +313,13 @@ class TestTrouble:
             with pytest.raises(SessionError, match="closed"):
                 use()
 
+    def test_closing_right_after_the_check_waits_for_what_begins(self, make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+        session = make()
+        play(session, 1)
+        check = session._check_open
+        monkeypatch.setattr(session, "_check_open", lambda: (check(), session.close()))  # as another thread may
+        assert session.snapshot().next_block == 1 and not hasattr(session._stream, "_cache")
+
     def test_two_threads_do_not_share_a_block(self, make: Make) -> None:
         session = make()
         inside, leave = threading.Event(), threading.Event()

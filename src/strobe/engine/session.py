@@ -426,10 +426,11 @@ class Session:
 
     @contextmanager
     def _exclusive(self) -> Iterator[None]:
-        self._check_open()
         if not self._working.acquire(blocking=False):
+            self._check_open()
             raise SessionError("the session is making a frame block in another thread; wait for it, or fork() beforehand")
         try:
+            self._check_open()  # nobody closes it now
             with _plainly(self.config.device):
                 yield
         finally:
