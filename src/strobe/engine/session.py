@@ -52,13 +52,6 @@ def _whole(seed: int, samples: Sequence[int]) -> tuple[int, tuple[int, ...]]:
     return seed, tuple(numbers)
 
 
-@contextmanager
-def _plainly(device: torch.device) -> Iterator[None]:
-    """Leave the caller's modes: a configuration says what computes in which dtype, and what is kept is written to in any mode."""
-    with torch.inference_mode(False), torch.autocast(device.type, enabled=False):
-        yield
-
-
 class Session:
     """One stream of frame blocks, or several in lockstep.
 
@@ -120,7 +113,7 @@ class Session:
             share = RankContext.of(device, loaded, config)
         there = share is None and loaded.shelf.holds(config)
         check_room(loaded, config, share.layout if share else None, len(samples), there=there)
-        with _plainly(where):
+        with torch.inference_mode(False), torch.autocast(where.type, enabled=False):  # LoRAs are merged in float32
             self._attach(Stream(loaded, config, seed=seed, samples=samples, start=given, share=share))
         loaded.text.place(where)
         if prompt is not None:
@@ -431,7 +424,8 @@ class Session:
             raise SessionError("the session is making a frame block in another thread; wait for it, or fork() beforehand")
         try:
             self._check_open()  # nobody closes it now
-            with _plainly(self.config.device):
+            # the configuration says what computes in which dtype, and what is kept is written to in whatever mode
+            with torch.inference_mode(False), torch.autocast(self.config.device.type, enabled=False):
                 yield
         finally:
             self._working.release()

@@ -206,7 +206,6 @@ class SharedKeyValueStep(CacheStep, Protocol):
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, attend: Attend) -> Tensor:
         """Store k and v, and attend over all that the devices keep; q, k, v are of this device's tokens, all heads."""
-        ...
 
 
 class RMSNorm(nn.Module):

@@ -66,11 +66,6 @@ class _Adapter:
     prefix: str
     config: _Config
 
-    @property
-    def beside(self) -> bool:
-        """Return whether it is in a file of its own."""
-        return self.where == WHERE_BESIDE
-
     def scale(self, layer: str, rank: int, file: str) -> tuple[float, str]:
         """Return the scale of a layer, as the file spells it, and where it is from; refuse another rank or an alpha of NaN."""
         config, name = self.config, layer.removeprefix(self.prefix).removeprefix(WRAPPED)
@@ -247,7 +242,7 @@ def read_lora(path: str | Path) -> Lora:
     for name in [name for name, pair in pairs.items() if pair.up.dim() > 2]:  # a convolution: small, and no linear layer
         diffs[f"{name}.weight"] = _whole(pairs.pop(name))
     digest = hashing(source.files)()
-    if any(each.beside for each in settings):  # the file alone does not say what it does
+    if any(each.where == WHERE_BESIDE for each in settings):  # the file alone does not say what it does
         digest = hashlib.sha256(f"{digest} {sorted((name, pair.scale) for name, pair in pairs.items())}".encode()).hexdigest()
     return Lora(name=file.name, weights_hash=digest, pairs=pairs, diffs=diffs, scale=in_words(scales))
 
