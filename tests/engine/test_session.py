@@ -151,8 +151,9 @@ class TestSnapshots:
         assert [entry.name for entry in tmp_path.iterdir()] == ["state.safetensors"]
 
     def test_numbers_of_numpy_are_numbers(self, make: Make, tiny: Model, tmp_path: Path) -> None:
-        session = make(seed=np.int64(3), samples=np.arange(2))
-        assert same_blocks(play(session, 1), play(make(seed=3, samples=range(2)), 1))
+        session = make(seed=np.int64(3), samples=np.arange(2), preset=EngineConfig(window=np.int64(8), shift=np.float32(5)))
+        assert same_blocks(play(session, 1), play(make(seed=3, samples=range(2), preset=EngineConfig(window=8)), 1))
+        session.prompt("blue square", mode="interpolate", over=np.int64(2))
         session.snapshot().save(tmp_path / "state")
         assert same_blocks(play(Session.resume(tmp_path / "state", model=tiny, device="cpu"), 1), play(session, 1))
 
