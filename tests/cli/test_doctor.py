@@ -65,7 +65,7 @@ def test_missing_weights_are_told_with_a_fix(strobe: Strobe, monkeypatch: pytest
     assert "missing  weights: no weights in the package" in result.out and "install strobe-video again" in result.out
 
 
-@pytest.mark.parametrize(("library", "name", "fix"), [("torch", "torch", "torch>=2.9"), ("av", "video", "av>=14.0")])
+@pytest.mark.parametrize(("library", "name", "fix"), [("torch", "torch", "torch>=2.9"), ("av", "video", "av>=14.1")])
 def test_a_machine_without_a_library_is_told_so(
     strobe: Strobe, monkeypatch: pytest.MonkeyPatch, library: str, name: str, fix: str
 ) -> None:

@@ -14,12 +14,14 @@ import av
 import numpy as np
 import pytest
 import torch
+from PIL import Image, ImageOps
 from safetensors.torch import save_file
 
 from strobe.bench.cases.stream import StreamCase
 from strobe.cli.console import Output
 from strobe.cli.model import ModelFlags, parse_lora, settings_notes
 from strobe.cli.run_folder import tell_case
+from strobe.core.errors import DataError
 from strobe.engine import load as loading
 from strobe.engine.load import load, shapes_defaults
 from strobe.engine.presets import preset
@@ -73,6 +75,17 @@ def test_a_clip_that_begins_with_a_picture(strobe: Strobe, tmp_path: Path) -> No
     expected = torch.tensor([250, 20, 20]).expand(*size, 3)
     inside = slice(2, -2)  # edges are between two colours
     assert size[0] == size[1] and (frame[0, :, inside].int() - expected[:, inside]).abs().max() <= 2
+    lying, told = Image.new("RGB", (90, 30)), Image.Exif()
+    lying.paste((250, 20, 20), (0, 0, 45, 30))
+    for orientation in (1, 3, 6, 8):  # how a camera was held
+        told[0x112] = orientation
+        lying.save(tmp_path / "phone.jpg", exif=told, quality=95)
+        upright = torch.from_numpy(np.array(ImageOps.exif_transpose(Image.open(tmp_path / "phone.jpg"))))
+        for found in (read_image(tmp_path / "phone.jpg", upright.shape[:2]), read_clip(tmp_path / "phone.jpg")):
+            assert (found[0].int() - upright.int()).abs().float().mean() < 2
+    Image.new("RGB", (20_000, 1)).save(tmp_path / "line.png")  # to fill a frame of 64 rows it would have 82 million pixels
+    with pytest.raises(DataError, match="20000x1 pixels, too long and narrow"):
+        read_image(tmp_path / "line.png", size)
     out = tmp_path / "clip.mp4"
     result = strobe("generate", PROMPT, "--image", tmp_path / "start.png", "--seconds", 1, "--device", "cpu", "--json", "-o", out)
     assert result.code == 0, result.err

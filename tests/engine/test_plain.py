@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from plain_wan import PlainWan
-from strobe.core.errors import ConfigError, ShapeError
+from strobe.core.errors import ConfigError, DataError, ShapeError
 from strobe.core.shapes import VaeStride
 from strobe.core.tolerances import tolerance
 from strobe.engine.config import EngineConfig, Knobs, ModelDefaults, replace_knobs
@@ -184,6 +184,7 @@ def test_an_image_is_the_first_frame(make: Make, tiny: Model) -> None:
     [
         (torch.zeros(2, 32, 32, 3, dtype=torch.uint8), {}, r"expected torch.uint8 \[1 \+ 4 n, 32, 32, 3\]"),
         (torch.zeros(1, 4, 4, 5), {}, r"expected \[F, 4, 4, 4\]"),
+        (torch.full((1, *SHAPE), float("nan")), {}, "hold NaN or infinity"),
         (torch.zeros(2, *SHAPE), {"first_block": 3}, "give first_block=2, or leave it out"),
         (None, {"first_block": 0}, "first_block 0"),
         (
@@ -196,7 +197,7 @@ def test_an_image_is_the_first_frame(make: Make, tiny: Model) -> None:
     ],
 )
 def test_starts_that_do_not_fit(make: Make, start: Tensor | None, config: dict[str, Any], said: str) -> None:
-    with pytest.raises((ShapeError, ConfigError), match=said):
+    with pytest.raises((ShapeError, DataError, ConfigError), match=said):
         make(preset=EngineConfig(**config), start=start)
 
 

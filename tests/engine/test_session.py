@@ -12,6 +12,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -104,6 +105,13 @@ def test_what_a_program_sets_for_torch_leaves_its_streams_as_they_are(
     torch.set_default_dtype(dtype)
     with torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.float32):
         assert same_blocks(play(make(model=with_lora), 3), alone)
+        for preset in (EngineConfig(), EngineConfig(attention_format="int8")):
+            with torch.inference_mode():
+                session = make(preset=preset)
+                play(session, 1)
+            snapshot, second = session.snapshot(), play(session, 1)
+            session.restore(snapshot)
+            assert same_blocks(play(session, 1), second)
 
 
 class TestSnapshots:
@@ -141,6 +149,13 @@ class TestSnapshots:
             assert other.next_block == before
             assert same_blocks(play(other, 6, switches=switches), expected)
         assert [entry.name for entry in tmp_path.iterdir()] == ["state.safetensors"]
+
+    def test_numbers_of_numpy_are_numbers(self, make: Make, tiny: Model, tmp_path: Path) -> None:
+        session = make(seed=np.int64(3), samples=np.arange(2), preset=EngineConfig(window=np.int64(8), shift=np.float32(5)))
+        assert same_blocks(play(session, 1), play(make(seed=3, samples=range(2), preset=EngineConfig(window=8)), 1))
+        session.prompt("blue square", mode="interpolate", over=np.int64(2))
+        session.snapshot().save(tmp_path / "state")
+        assert same_blocks(play(Session.resume(tmp_path / "state", model=tiny, device="cpu"), 1), play(session, 1))
 
     def test_a_snapshot_goes_on_in_another_dtype(self, make: Make, tiny: Model, tmp_path: Path) -> None:
         """As when a snapshot of a CPU, float32, is resumed on a GPU, bfloat16."""
@@ -212,7 +227,11 @@ class TestTrouble:
             session.prompt("red circle", mode="sofft")  # type: ignore[arg-type]
         with pytest.raises(ConfigError, match="2 prompts for 1 samples"):
             session.prompt(["red circle", "blue circle"])
-        assert same_blocks(play(session, 2), play(make(), 2))
+        running = session.stream(1)
+        for wrong in (["red circle", "blue circle"], [], "red circel"):
+            with pytest.raises(ConfigError):
+                session.restart(wrong, seed=1)
+        assert same_blocks([*running, *play(session, 1)], play(make(), 2))
 
     def test_streams_that_cannot_be(self, make: Make) -> None:
         session = make()
@@ -236,6 +255,10 @@ class TestTrouble:
             ({"preset": "balnced"}, "did you mean 'balanced'"),
             ({"samples": ()}, "range"),
             ({"samples": (1, 1)}, "different"),
+            ({"samples": 3}, "whole numbers"),
+            ({"samples": (0.0,)}, "whole numbers"),
+            ({"seed": 1.0}, "seed 1.0 .* whole numbers"),  # another film than that of 1
+            ({"seed": None}, "whole numbers"),
             ({"preset": EngineConfig(shift=float("nan"))}, "shift nan"),
             ({"device": "tpu"}, "allowed: auto"),
             ({"model": "shape"}, "did you mean 'shapes'"),
@@ -290,6 +313,13 @@ class TestTrouble:
         for use in (session.stream, session.snapshot, session.fork, lambda: session.prompt("red circle")):
             with pytest.raises(SessionError, match="closed"):
                 use()
+
+    def test_closing_right_after_the_check_waits_for_what_begins(self, make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+        session = make()
+        play(session, 1)
+        check = session._check_open
+        monkeypatch.setattr(session, "_check_open", lambda: (check(), session.close()))  # as another thread may
+        assert session.snapshot().next_block == 1 and not hasattr(session._stream, "_cache")
 
     def test_two_threads_do_not_share_a_block(self, make: Make) -> None:
         session = make()

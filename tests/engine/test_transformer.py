@@ -91,8 +91,9 @@ def test_a_swapped_lora_is_as_if_it_had_been_there(tiny: Model, linear_format: A
     assert addresses == {name: tensor.data_ptr() for name, tensor in swapped.dit.state_dict().items()}
 
 
-@pytest.mark.parametrize("linear_format", ["fp8", "int8"])
-def test_a_lora_beside_eight_bit_weights_is_refused(tiny: Model, linear_format: Any) -> None:
+@pytest.mark.parametrize("linear_format", ["fp8", "int8", "native"])
+def test_a_lora_beside_weights_that_have_none_is_refused(tiny: Model, linear_format: Any) -> None:
+    """In eight bits, or fused; what runs stays."""
     config = resolved(tiny, linear_format=linear_format, knobs=replace_knobs(Knobs(), merge_lora=False))
     with pytest.raises(ConfigError, match="merge_lora"):
         Transformer(tiny.dit, config, 4, [lora(tiny)])
@@ -103,8 +104,9 @@ def test_a_lora_beside_eight_bit_weights_is_refused(tiny: Model, linear_format: 
     assert all(torch.equal(weights(without.dit)[name], before[name]) for name in before)
     dit = copied(tiny.dit, CPU, torch.float32)
     attach(dit, [lora(tiny)], tiny.dit)
+    for_eight = resolved(tiny, linear_format="int8")
     with pytest.raises(ConfigError, match="LoraLinear"):
-        quantize_linears(dit, config)
+        quantize_linears(dit, for_eight)
 
 
 STREAM = tolerance("latents", "float32")

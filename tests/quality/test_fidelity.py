@@ -167,8 +167,9 @@ def test_other_layouts_are_refused(clip: Tensor) -> None:
 def test_broken_pixels_are_refused() -> None:
     frames, reference = clip_pair(12, 12)
     frames[1, 2, 3, 4] = math.nan
-    with pytest.raises(DataError, match="not finite"):
-        compare(frames, reference)
+    for wrong in (frames, 255 * reference):
+        with pytest.raises(DataError, match=r"not finite numbers or of \[0, 255\]"):
+            compare(wrong, reference)
 
 
 def mean_terms(x: np.ndarray, y: np.ndarray) -> tuple[float, float]:

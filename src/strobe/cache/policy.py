@@ -133,10 +133,7 @@ class ShotPolicy(RingPolicy):
         """Return what cannot be once frames ``0 .. end - 1`` were written, for instance in a damaged file; empty if all can."""
         first, count = self.pinned  # a shot may have kept as many old frames as the sink has
         kept = [frame for frame in self.held if frame != -1]
-        stays, newest = (
-            range(first, first + count),
-            range(end - self.local + self.sink, end),
-        )
+        stays, newest = range(first, first + count), range(end - self.local + self.sink, end)
         sound = {
             f"{len(self.held)} slots behind the sink": len(self.held) == (self.local if end else 0),
             f"{len(kept)} frames in them": len({*kept}) == len(kept) == min(self.local, max(0, end - self.sink)),

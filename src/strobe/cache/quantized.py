@@ -228,10 +228,10 @@ class EightBitRing(SlotRing[EightBitStep]):
         self._kept = RoundedKeys(
             keys=torch.zeros((*heads, rows, shape.head_dim), dtype=torch.int8, device=device),
             values=torch.zeros((*channels, padded(rows)), dtype=torch.int8, device=device).view(torch.float8_e4m3fn),
-            key_mean=torch.zeros(channels, device=device),
-            key_scale=torch.ones(heads, device=device),
-            value_mean=torch.zeros(channels, device=device),
-            value_scale=torch.ones(channels, device=device),
+            key_mean=torch.zeros(channels, dtype=torch.float32, device=device),
+            key_scale=torch.ones(heads, dtype=torch.float32, device=device),
+            value_mean=torch.zeros(channels, dtype=torch.float32, device=device),
+            value_scale=torch.ones(channels, dtype=torch.float32, device=device),
         )
         turns = 0 if self._rotate is None else policy.sink
         self.sink_keys = torch.zeros(shape.buffer(turns), device=device, dtype=dtype)  # at their own positions

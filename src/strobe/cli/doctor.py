@@ -105,7 +105,7 @@ def _checks() -> Iterator[dict[str, Any]]:
     try:
         found = can_encode()
     except ImportError as error:
-        yield _check("video", str(error), "pip install 'av>=14.0'")
+        yield _check("video", str(error), "pip install 'av>=14.1'")
         return
     if found:
         yield _check("video", f"writes {', '.join(FORMATS)}")

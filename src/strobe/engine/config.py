@@ -245,6 +245,9 @@ class EngineConfig:
     knobs: Knobs = field(default_factory=Knobs)
 
     def __post_init__(self) -> None:
+        for each in fields(self):
+            if hasattr(value := getattr(self, each.name), "item"):  # a number of numpy would not equal its resumed self either
+                object.__setattr__(self, each.name, value.item())
         sink = self.sink or 0
         RingPolicy(window=max(sink, 0) + 1 if self.window is None else self.window, sink=sink)
         if not 0 <= self.sparsity < 1:

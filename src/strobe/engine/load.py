@@ -178,13 +178,7 @@ def _wan(name: str, config: WanConfig | None, given: Weights) -> Model:
         check_past(defaults, vae)
         dit, name = random_transformer(config), f"{name}, {'tiny VAE, ' if given.vae else ''}{RANDOM}"
         return Model(
-            name=name,
-            hashed=lambda: digest,
-            dit=dit,
-            text=PromptNoise(config),
-            vae=vae,
-            defaults=defaults,
-            random_weights=True,
+            name=name, hashed=lambda: digest, dit=dit, text=PromptNoise(config), vae=vae, defaults=defaults, random_weights=True
         )
     if given.path is None:
         raise ConfigError(f"{name} comes without weights: give --weights with their folder, or --random-weights to measure speed")

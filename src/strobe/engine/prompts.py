@@ -401,7 +401,7 @@ class Prompting:
         with self._lock:
             for prompt in prompts:
                 if not self._encoder.ready(parts_of([prompt])):
-                    self._worker().submit(encode_prompts, self._encoder, [prompt])
+                    self._worker().submit(self._ahead, prompt)
 
     def settle(self) -> None:
         """Wait until nothing is being encoded. Raises: see `PromptAck.wait`."""
@@ -445,15 +445,20 @@ class Prompting:
             self._number += 1
             workers, self._workers = self._workers, None
         if workers is not None:
-            workers.shutdown(wait=False, cancel_futures=True)
+            workers.shutdown(wait=False)
 
     def _worker(self) -> ThreadPoolExecutor:
         if self._workers is None:
             self._workers = ThreadPoolExecutor(max_workers=1, thread_name_prefix="prompts")
         return self._workers
 
+    def _ahead(self, prompt: str) -> None:
+        if self._workers is not None:  # else the session ended meanwhile
+            encode_prompts(self._encoder, [prompt])
+
     def _encode(self, number: int, change: Change) -> int:
-        return self._tell(number, (change, encode_prompts(self._encoder, change.prompts)))
+        text = encode_prompts(self._encoder, change.prompts) if number == self._number else None  # nobody would follow it
+        return self._tell(number, (change, text))
 
     def _tell(self, number: int, told: Told) -> int:
         with self._lock:

@@ -16,16 +16,7 @@ from strobe.core.device import card_of
 from strobe.core.errors import ConfigError, ImplUnavailableError
 from strobe.core.libraries import broken
 from strobe.eightbit.rows import FP8_CAPABILITY
-from strobe.engine.config import (
-    DTYPES,
-    AttentionFormat,
-    DType,
-    EngineConfig,
-    Format,
-    Knobs,
-    ModelDefaults,
-    NoiseSchedule,
-)
+from strobe.engine.config import DTYPES, AttentionFormat, DType, EngineConfig, Format, Knobs, ModelDefaults, NoiseSchedule
 
 KERNEL_HEAD_DIM: Final = 128
 """Of the kernels, and of Wan's transformers."""

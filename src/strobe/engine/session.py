@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -40,6 +41,17 @@ from strobe.engine.stream import FrameBlock, GivenUpError, Stream
 from strobe.models.lora import Lora, combined
 
 
+def _whole(seed: int, samples: Sequence[int]) -> tuple[int, tuple[int, ...]]:
+    """Return Python's own whole numbers, which noise and snapshots spell out."""
+    try:
+        seed, *numbers = (int(operator.index(number)) for number in (seed, *samples))
+    except TypeError as error:
+        raise ConfigError(f"seed {seed} and samples {samples} are not valid: give whole numbers, e.g. 1 and range(4)") from error
+    if not numbers or len(set(numbers)) != len(numbers):
+        raise ConfigError(f"samples {samples} are not valid: give one or more different numbers, e.g. range(4)")
+    return seed, tuple(numbers)
+
+
 class Session:
     """One stream of frame blocks, or several in lockstep.
 
@@ -67,6 +79,7 @@ class Session:
 
     Raises:
         ShapeError: `start` has another shape.
+        DataError: it holds NaN or infinity.
         ConfigError: unknown preset, model or word, or an impossible window or number of devices (names the nearest that is
             allowed).
         CollectiveError: not all processes open the same session.
@@ -87,8 +100,7 @@ class Session:
         start: Tensor | None = None,
     ) -> None:
         asked = find_preset(preset) if isinstance(preset, str) else preset
-        if isinstance(samples, int) or not samples or len(set(samples)) != len(samples):
-            raise ConfigError(f"samples {samples} are not valid: give one or more different numbers, e.g. range(4)")
+        seed, samples = _whole(seed, samples)
         where = device.device if isinstance(device, DeviceGroup) else resolve_device(device)
         loaded = model if isinstance(model, Model) else load(model)
         given = None if start is None else start_latents(start, loaded, len(samples), where)
@@ -101,7 +113,7 @@ class Session:
             share = RankContext.of(device, loaded, config)
         there = share is None and loaded.shelf.holds(config)
         check_room(loaded, config, share.layout if share else None, len(samples), there=there)
-        with torch.autocast(where.type, enabled=False):  # LoRAs are merged in float32
+        with torch.inference_mode(False), torch.autocast(where.type, enabled=False):  # LoRAs are merged in float32
             self._attach(Stream(loaded, config, seed=seed, samples=samples, start=given, share=share))
         loaded.text.place(where)
         if prompt is not None:
@@ -163,11 +175,7 @@ class Session:
         """
         self._check_open()
         check_mode(mode, over, self.config.past)
-        count = len(self._stream.samples)
-        prompts = (text,) * count if isinstance(text, str) else tuple(text)
-        if len(prompts) != count:
-            raise ConfigError(f"{len(prompts)} prompts for {count} samples; give one, or one for each sample")
-        check_prompts(self.model.text, prompts)  # unknown words are told now
+        prompts = self._checked(text)
         wait = wait or self._stream.share is not None  # the processes that share it go on together
         return self._prompting.ask(Change(prompts=prompts, mode=mode, over=over), wait=wait)
 
@@ -262,17 +270,18 @@ class Session:
         passes on a GPU; this keeps them.
 
         Raises:
-            ConfigError: an unknown word (names the nearest); the session stays as it was.
+            ConfigError: as of `prompt`, or a seed that is no whole number; the session stays as it was.
             SessionError: the session is closed or working, runs on several devices, or has other LoRAs than its model.
         """
-        check_prompts(self.model.text, (prompt,) if isinstance(prompt, str) else prompt or ())
+        seed, _ = _whole(seed, self._stream.samples)
+        prompts = () if prompt is None else self._checked(prompt)
         with self._exclusive():
             self._stream.restart(seed)
             self._prompting.reset(None, 0)
             self._running = None
         self.cancel()
-        if prompt is not None:
-            self.prompt(prompt)
+        if prompts:
+            self.prompt(prompts)
 
     def warm_up(self) -> None:
         """Record every pass now, before the first frame block: on a GPU it takes seconds.
@@ -343,6 +352,15 @@ class Session:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
 
+    def _checked(self, text: str | Sequence[str]) -> tuple[str, ...]:
+        """Return the prompt of each sample; unknown words are told now."""
+        count = len(self._stream.samples)
+        prompts = (text,) * count if isinstance(text, str) else tuple(text)
+        if len(prompts) != count:
+            raise ConfigError(f"{len(prompts)} prompts for {count} samples; give one, or one for each sample")
+        check_prompts(self.model.text, prompts)
+        return prompts
+
     @property
     def _identity(self) -> Identity:
         stream, name, config = self._stream, self.model.name, self.config.asked
@@ -401,11 +419,13 @@ class Session:
 
     @contextmanager
     def _exclusive(self) -> Iterator[None]:
-        self._check_open()
         if not self._working.acquire(blocking=False):
+            self._check_open()
             raise SessionError("the session is making a frame block in another thread; wait for it, or fork() beforehand")
         try:
-            with torch.autocast(self.config.device.type, enabled=False):  # the configuration says what computes in which dtype
+            self._check_open()  # nobody closes it now
+            # the configuration says what computes in which dtype, and what is kept is written to in whatever mode
+            with torch.inference_mode(False), torch.autocast(self.config.device.type, enabled=False):
                 yield
         finally:
             self._working.release()

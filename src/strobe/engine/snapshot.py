@@ -237,7 +237,7 @@ class Snapshot:
         path = Path(path)
         tensors = {name: tensor.cpu().clone().contiguous() for name, tensor in self._tensors().items()}
         header = self._header({name: tensor_digest(tensor) for name, tensor in tensors.items()})
-        text = msgspec.json.encode(header).decode()
+        text = msgspec.json.encode(header, enc_hook=lambda number: number.item()).decode()  # of numpy
         beside = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
         try:
             os.close(os.open(beside, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from strobe.core.errors import ConfigError, ShapeError
+from strobe.core.errors import ConfigError, DataError, ShapeError
 from strobe.core.shapes import VaeStride
 from strobe.engine.config import EngineConfig, ModelDefaults, NoiseSchedule
 from strobe.engine.denoise import BlockNoise
@@ -31,6 +31,7 @@ def start_latents(start: Tensor, model: Model, batch: int, device: torch.device)
 
     Raises:
         ShapeError: neither of the two.
+        DataError: latents that are not finite.
         ConfigError: frames, and the model's autoencoder only decodes.
     """
     defaults = model.defaults
@@ -39,6 +40,8 @@ def start_latents(start: Tensor, model: Model, batch: int, device: torch.device)
         expected: tuple[int, ...] = (model.dit.config.latent_channels, height, width)
         if start.dim() != 4 or start.shape[0] < 1 or tuple(start.shape[1:]) != expected:
             raise ShapeError(f"start: latents {tuple(start.shape)}; expected [F, {', '.join(map(str, expected))}] with F >= 1")
+        if not start.isfinite().all():
+            raise DataError("start: these latents hold NaN or infinity, and so would every frame after them; give finite ones")
         latents = start.cpu().float().unsqueeze(0)
     else:
         expected = (*defaults.frame_size, 3)

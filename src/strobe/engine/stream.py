@@ -159,7 +159,7 @@ class Stream:
 
     def _begin(self, start: Tensor | None) -> None:
         """Return to before the first frame block, with nothing in hand beside state and cache."""
-        history = torch.zeros(len(self.samples), 0, *self._frame_shape, device=self.config.device)
+        history = torch.zeros(len(self.samples), 0, *self._frame_shape, dtype=torch.float32, device=self.config.device)
         decoder = self._decoder.state()
         self.state = StreamState(next_block=0, prompts=(), blend=None, history=history, decoder=decoder, start=start)
         self._text: tuple[Blend, BlendedText] | None = None  # of the frame block to come, for the prompts it was read for

@@ -193,14 +193,15 @@ class Transformer:
         What was made under other weights is stale afterwards: texts read and frames in a cache.
 
         Raises:
-            ConfigError: one would stand beside eight-bit weights.
+            ConfigError: one would stand beside eight-bit weights, or fused Q, K and V.
             WeightsError: a LoRA is not one of this model's; what runs stays as it is.
         """
-        if loras and self._config.linear_format != "native" and not self._config.asked.knobs.merge_lora:
-            raise ConfigError(
-                f"linear_format {self._config.linear_format!r} needs the LoRA merged into the weights: turn knob merge_lora on, "
-                "or use linear_format 'native'"
-            )
+        off = {
+            "linear_format 'native'": self._config.linear_format != "native",
+            "fused_qkv off": self.knobs.fused_qkv and any(name.endswith(LINEARS[:3]) for lora in loras for name in lora.pairs),
+        }
+        if loras and not self._config.asked.knobs.merge_lora and (wrong := [what for what, found in off.items() if found]):
+            raise ConfigError(f"these weights have no LoRA beside them: turn knob merge_lora on, or use {' and '.join(wrong)}")
         for lora in loras:
             lora.check(self._base)
         if loras or self.loras:

@@ -133,15 +133,19 @@ def decode_image(data: bytes, size: tuple[int, int]) -> Tensor:
             if told.width * told.height > MOST_PIXELS:
                 raise DataError(f"the start image has {told.width}x{told.height} pixels, and at most {MOST_PIXELS} are read")
             picture = next(file.decode(video=0))
+            turns = picture.rotation // 90  # counterclockwise, as a camera that was held upright has it
+            size = size[::-1] if turns % 2 else size
             scale = max(size[0] / picture.height, size[1] / picture.width)
             height, width = (
                 max(wanted, round(scale * own)) for wanted, own in zip(size, (picture.height, picture.width), strict=True)
             )
+            if height * width > MOST_PIXELS:  # of a line of pixels
+                raise DataError(f"the start image has {told.width}x{told.height} pixels, too long and narrow; cut it")
             pixels = picture.to_ndarray(format="rgb24", width=width, height=height, interpolation="AREA")
     except (OSError, av.FFmpegError, IndexError, StopIteration) as error:
         raise DataError("the start image has no PNG, JPEG or WebP picture in it that can be read") from error
     top, left = (height - size[0]) // 2, (width - size[1]) // 2
-    return torch.from_numpy(pixels[top : top + size[0], left : left + size[1]].copy()).unsqueeze(0)
+    return torch.from_numpy(pixels[top : top + size[0], left : left + size[1]]).rot90(turns).unsqueeze(0)
 
 
 class VideoFile:

@@ -354,12 +354,7 @@ def _read(file: BinaryIO) -> bytes:
 def _load(path: Path) -> dict[str, _Known]:
     try:
         return msgspec.json.decode(path.read_bytes(), type=dict[str, _Known])
-    except (
-        OSError,
-        msgspec.MsgspecError,
-        UnicodeDecodeError,
-        RecursionError,
-    ):  # there is none, or it is damaged: files are hashed again
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):  # none, or damaged: files are hashed again
         return {}
 
 

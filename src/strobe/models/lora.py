@@ -8,6 +8,7 @@ Source: LoRA (Hu et al. 2021), section 4.1.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -73,7 +74,9 @@ class Lora:
         return sum(pair.up.numel() + pair.down.numel() for pair in self.pairs.values())
 
     def at(self, strength: float) -> Lora:
-        """Return the same LoRA with another strength."""
+        """Return the same LoRA with another strength; raises ConfigError for one that is not finite."""
+        if not math.isfinite(strength):
+            raise ConfigError(f"LoRA {self.name}: {strength} is no strength; give a number such as 0.8")
         return replace(self, strength=float(strength))
 
     def __str__(self) -> str:

@@ -24,14 +24,14 @@ def as_planes(frames: Tensor) -> Tensor:
 
     Raises:
         ShapeError: neither of the two, or no frames.
-        DataError: a pixel is NaN or infinite.
+        DataError: a pixel is NaN or infinite, or white is 255.
     """
     if frames.ndim == 4 and frames.numel() > 0:
         if frames.dtype == torch.uint8 and frames.shape[3] == 3:
             return frames.permute(0, 3, 1, 2).float() / 255
         if frames.is_floating_point() and frames.shape[1] == 3:
-            if not frames.isfinite().all():
-                raise DataError("the clip holds pixels that are not finite numbers; it cannot be compared")
+            if not (frames.abs() < 8).all():  # those of a model that overshoots are less
+                raise DataError("the clip holds pixels that are not finite numbers or of [0, 255]; divide these by 255")
             return frames.float()
     raise ShapeError(
         f"a clip is uint8 [F, Y, X, 3] or float [F, 3, Y, X] with at least one frame, given {frames.dtype} {list(frames.shape)}"
@@ -73,7 +73,7 @@ def read_clip(path: Path) -> Tensor:
     sizes = {frame.shape for frame in frames}
     if len(sizes) > 1:
         raise DataError(f"{path} holds frames of {len(sizes)} sizes; a clip has one")
-    return torch.from_numpy(np.stack(frames))
+    return torch.from_numpy(np.stack(frames)).contiguous()
 
 
 def pictures_of(folder: Path) -> list[Path]:
@@ -104,10 +104,11 @@ def _natural(path: Path) -> list[tuple[int, str]]:
 
 def _frames(path: Path) -> Iterable[np.ndarray]:
     import av
+    import numpy as np
 
     try:
-        with av.open(str(path)) as file:
-            return [frame.to_ndarray(format="rgb24") for frame in file.decode(video=0)]
+        with av.open(str(path)) as file:  # frames stand as they are shown: a phone held upright writes them lying
+            return [np.rot90(frame.to_ndarray(format="rgb24"), frame.rotation // 90) for frame in file.decode(video=0)]
     except (OSError, av.FFmpegError, IndexError) as error:
         reason = "no picture in it" if isinstance(error, IndexError) else getattr(error, "strerror", None) or error
         raise DataError(f"cannot read the clip {path}: {reason}; give {', '.join(VIDEOS)} or a folder of pictures") from error

@@ -49,10 +49,7 @@ CLIP: Final = File(
     sha256="a63082132ba4f97a80bea76823f544493bffa8082296d62d71581a4feff1576f",
     source="the whole folder of openai/clip-vit-base-patch32 on the Hugging Face hub, as clip/",
 )
-FILES: Final[dict[str, tuple[File, ...]]] = {
-    "lpips": (ALEXNET, LPIPS_HEADS),
-    "clip_score": (CLIP,),
-}
+FILES: Final[dict[str, tuple[File, ...]]] = {"lpips": (ALEXNET, LPIPS_HEADS), "clip_score": (CLIP,)}
 
 
 def lacking(name: str, folder: Path | None) -> str:

@@ -348,8 +348,7 @@ class RankContext:
             devices.size, num_heads=dit.num_heads, tokens_per_frame=tokens, sparse=config.sparsity > 0, ulysses=devices.ulysses
         )
         return cls(
-            devices=devices,
-            layout=Layout(degrees=grid, rank=devices.rank, num_heads=dit.num_heads, tokens_per_frame=tokens),
+            devices=devices, layout=Layout(degrees=grid, rank=devices.rank, num_heads=dit.num_heads, tokens_per_frame=tokens)
         )
 
     def parts(self, model: Model, config: ResolvedConfig, block_tokens: int) -> tuple[Transformer, FrameDecoder]:

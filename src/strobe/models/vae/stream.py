@@ -21,16 +21,13 @@ class VideoDecoder(Protocol):
     @property
     def stride(self) -> VaeStride:
         """Pixels and frames per latent."""
-        ...
 
     @property
     def latent_channels(self) -> int:
         """Channels of a latent frame."""
-        ...
 
     def empty_memories(self) -> Memories:
         """Return the memories before a stream's first latent frame."""
-        ...
 
     def decode_piece(self, latents: Tensor, memories: Memories, *, first: bool) -> tuple[Tensor, Memories]:
         """Decode latents `[B, F, C, Y, X]`, the `first` of a stream or not, to frames in [0, 1] and the next memories.
@@ -38,7 +35,6 @@ class VideoDecoder(Protocol):
         Latents are cast to the dtype of the weights. Frames are `[B, F', 3, Y', X']`: `stride.time` per latent frame, one for
         the stream's first.
         """
-        ...
 
 
 class StreamingDecoder:

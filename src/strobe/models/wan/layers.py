@@ -21,7 +21,7 @@ from strobe.attention.state import merge
 from strobe.attention.types import AttentionOutput
 from strobe.cache.kv import CacheStep, Reach, Signature, StepAround
 from strobe.cache.quantized import EightBitStep
-from strobe.core.errors import ConfigError, ShapeError
+from strobe.core.errors import ShapeError
 from strobe.core.spans import (
     ATTENTION,
     ATTENTION_KERNEL,
@@ -206,7 +206,6 @@ class SharedKeyValueStep(CacheStep, Protocol):
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, attend: Attend) -> Tensor:
         """Store k and v, and attend over all that the devices keep; q, k, v are of this device's tokens, all heads."""
-        ...
 
 
 class RMSNorm(nn.Module):
@@ -266,8 +265,7 @@ class SelfAttention(nn.Module):
         Call again after weights were replaced by other tensors; its address stays.
         """
         layers = (self.q, self.k, self.v)
-        if not all(isinstance(layer, nn.Linear) for layer in layers):
-            raise ConfigError("Q, K and V cannot be fused with a LoRA beside them; turn knob merge_lora on or fused_qkv off")
+        assert all(isinstance(layer, nn.Linear) for layer in layers), "no LoRA stands beside them"
         dim = self.norm_q.weight.shape[0]
         if self.fused is None:
             self.fused, self.fused_kv = (nn.Linear(dim, number * dim, device="meta") for number in (3, 2))

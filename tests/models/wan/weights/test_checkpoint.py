@@ -107,6 +107,8 @@ REFUSED: list[tuple[str, Any, str]] = [
     ("config.json", b"[]", r"config\.json holds no JSON object"),
     ("config.json", b'{"num_heads": 5, "dim": 48}', r"config\.json does not describe a Wan transformer"),
     ("config.json", b'{"num_heads": "two", "dim": 48}', r"config\.json does not describe a Wan transformer"),
+    ("config.json", b'{"num_heads": 0, "dim": 48}', r"config\.json does not describe a Wan transformer"),
+    ("config.json", b'{"num_heads": 2, "patch_size": [2, 2]}', r"config\.json does not describe a Wan transformer"),
     ("a.pt", [torch.zeros(3)], "holds a list, not tensors by name"),
     ("a.pt", {"step": 3}, "holds no tensors"),
     (

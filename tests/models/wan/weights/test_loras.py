@@ -157,6 +157,8 @@ def test_loras_of_a_model_stay(original: Tensors) -> None:
     assert combined([own], []) == (own,) and str(own.at(0.2)) == "lora 0 at 0.2" and str(own) == "lora 0"
     with pytest.raises(ConfigError, match=r"LoRA lora 1 is given twice \(first as lora 1\); give it once"):
         combined([own], [style, style.at(0.5)])
+    with pytest.raises(ConfigError, match="LoRA lora 1: nan is no strength"):  # torch takes NaN for 0 in some products
+        style.at(math.nan)
 
 
 EXACT = tolerance("element", "float64")
@@ -260,6 +262,8 @@ def test_tensors_say_it_themselves(alpha: Tensor, tmp_path: Path) -> None:
     lora = read_lora(tmp_path / "style.safetensors")
     assert [each.scale for each in lora.pairs.values()] == [1.5]
     assert lora.account == "style.safetensors: scale 1.5: alpha 3 / rank 2, from its tensors alpha"
+    torch.save(pair() | {f"{Q}.alpha": float(alpha)}, tmp_path / "style.pt")  # a number, which a pickle may hold
+    assert read_lora(tmp_path / "style.pt").account == lora.account.replace(".safetensors", ".pt")
 
 
 CONFIG = {"peft_type": "LORA", "r": 2, "lora_alpha": 8}
@@ -282,6 +286,8 @@ REFUSED: list[tuple[dict[str, Tensor], dict[str, Any] | str | None, str]] = [
     (pair() | {f"{Q}.alpha": torch.tensor(float("nan"))}, None, "alpha of diffusion_model.* is nan, no strength"),
     (pair() | {f"{Q}.alpha": torch.ones(2)}, None, r"alpha of layer blocks.0.self_attn.q is \[2\], not one number"),
     (pair() | {f"{Q}.lora_B.weight": torch.full((24, 2), float("nan"))}, None, "lora_B.weight' holds NaN or infinity"),
+    ({f"{Q}.diff": torch.ones(24, 24), "blocks.0.attn1.to_q.diff": torch.ones(24, 24)}, None, "two full updates of blocks.0"),
+    (pair() | {f"{Q}.lora_A.weight": torch.ones(2, 24, dtype=torch.int8)}, None, "lora_A.weight' is torch.int8, a quantised"),
     (pair() | {f"{Q}.alpha": torch.tensor(2.0)}, CONFIG, "has scale 1 by its tensor alpha and 4 by alpha 8 / rank 2, from"),
     (pair(rank=3), CONFIG, "adapter_config.json beside it says rank 2 for .*, its tensors have rank 3"),
     (pair(), CONFIG | {"lora_alpha": float("nan")}, "adapter_config.json beside it is nan, no strength"),

@@ -33,11 +33,7 @@ LAYERS: dict[str, Spelling] = {
 }
 """Layers inside a stage or the middle; the key is our name."""
 
-ENDS: dict[str, Spelling] = {
-    "enter": ("conv1", "conv_in"),
-    "norm": ("head.0", "norm_out"),
-    "leave": ("head.2", "conv_out"),
-}
+ENDS: dict[str, Spelling] = {"enter": ("conv1", "conv_in"), "norm": ("head.0", "norm_out"), "leave": ("head.2", "conv_out")}
 """Layers of an encoder or decoder itself."""
 
 MIDDLE: tuple[Spelling, ...] = (

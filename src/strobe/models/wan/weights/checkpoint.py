@@ -107,7 +107,9 @@ def read_source(files: Sequence[Path]) -> WeightSource:
     for file in files:
         held: dict[Any, Any] = {**read_shapes(file)} if file.suffix == SAFE else read_file(file)
         found, taken = _part(held, file)
-        tensors.update({str(name): tensor for name, tensor in found.items() if isinstance(tensor, Tensor)})
+        for name, value in ((str(name), value) for name, value in found.items()):
+            if isinstance(value, Tensor) or (isinstance(value, int | float) and name.endswith(".alpha")):
+                tensors[name] = torch.as_tensor(value)
     if not tensors:
         raise WeightsError(f"{files[0]} holds no tensors; give a file of weights")
     return WeightSource(files=tuple(files), part=taken, tensors=tensors)
@@ -464,13 +466,13 @@ def _stated(path: Path, asked: WanConfig | None) -> WanConfig | None:
     values: dict[str, Any] = {
         name: found[spelled] for name, spellings in SPELLINGS.items() for spelled in spellings if spelled in found
     }
-    values["dim"] = found.get("dim", values["num_heads"] * found.get("attention_head_dim", 0))
-    if "patch_size" in found:
-        values["patch"] = tuple(found["patch_size"][1:])
-    base = asked or WanConfig()
     try:
-        stated = replace(base, **values)
-    except (TypeError, ValueError) as error:
+        values["dim"] = found.get("dim", values["num_heads"] * found.get("attention_head_dim", 0))
+        if "patch_size" in found:
+            _, height, width = found["patch_size"]
+            values["patch"] = height, width
+        stated = replace(asked or WanConfig(), **values)
+    except (TypeError, ValueError, ArithmeticError) as error:
         raise WeightsError(f"{path} does not describe a Wan transformer ({error})") from error
     if asked is not None and stated != asked and stated in SIZES.values():
         raise WeightsError(f"{path.parent} is {called(stated)} by its config.json, not {called(asked)}; {model_flag(stated)}")

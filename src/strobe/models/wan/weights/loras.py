@@ -66,11 +66,6 @@ class _Adapter:
     prefix: str
     config: _Config
 
-    @property
-    def beside(self) -> bool:
-        """Return whether it is in a file of its own."""
-        return self.where == WHERE_BESIDE
-
     def scale(self, layer: str, rank: int, file: str) -> tuple[float, str]:
         """Return the scale of a layer, as the file spells it, and where it is from; refuse another rank or an alpha of NaN."""
         config, name = self.config, layer.removeprefix(self.prefix).removeprefix(WRAPPED)
@@ -221,7 +216,10 @@ def read_lora(path: str | Path) -> Lora:
             raise WeightsError(f"{source.where} {_what_else(spelled)}")
         module = own_name(found["module"])
         if found["diff"]:
-            diffs[f"{module}.{DIFFS[found['diff']]}"] = _finite(source, spelled, tensors[spelled])
+            parameter = f"{module}.{DIFFS[found['diff']]}"
+            if parameter in diffs:
+                raise WeightsError(f"{source.where} has two full updates of {parameter}; keep one adapter in a file")
+            diffs[parameter] = _finite(source, spelled, tensors[spelled])
             continue
         if found["adapter"]:
             adapters.setdefault(found["adapter"], spelled)
@@ -244,7 +242,7 @@ def read_lora(path: str | Path) -> Lora:
     for name in [name for name, pair in pairs.items() if pair.up.dim() > 2]:  # a convolution: small, and no linear layer
         diffs[f"{name}.weight"] = _whole(pairs.pop(name))
     digest = hashing(source.files)()
-    if any(each.beside for each in settings):  # the file alone does not say what it does
+    if any(each.where == WHERE_BESIDE for each in settings):  # the file alone does not say what it does
         digest = hashlib.sha256(f"{digest} {sorted((name, pair.scale) for name, pair in pairs.items())}".encode()).hexdigest()
     return Lora(name=file.name, weights_hash=digest, pairs=pairs, diffs=diffs, scale=in_words(scales))
 
@@ -263,7 +261,9 @@ def _what_else(spelled: str) -> str:
 
 
 def _finite(source: WeightSource, name: str, tensor: Tensor) -> Tensor:
-    """Return a tensor of the file, unless there is NaN or infinity in it."""
+    """Return a tensor of the file, unless it holds NaN, infinity or whole numbers, which want a scale that is not there."""
+    if not tensor.is_floating_point():
+        raise WeightsError(f"{source.where}: {name!r} is {tensor.dtype}, a quantised format that is not known; take bfloat16")
     if not tensor.float().isfinite().all():
         raise WeightsError(f"{source.where}: {name!r} holds NaN or infinity; fetch it again, or take another step")
     return tensor
