@@ -66,8 +66,9 @@ def test_modes_are_checked() -> None:
     assert parse_switch("block=2:a", DEFAULTS, mode="interpolate").mode == "interpolate"
     with pytest.raises(ConfigError, match="did you mean 'recache'"):
         Switch(frame_block=1, prompt="a", mode="recach")  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="smallest: 1"):
-        Switch(frame_block=1, prompt="a", mode="interpolate", over=0)
+    for over in (0, 2.5):
+        with pytest.raises(ConfigError, match=f"over {over} frame blocks; give a whole number, at least 1"):
+            Switch(frame_block=1, prompt="a", mode="interpolate", over=over)  # type: ignore[arg-type]
 
 
 def test_switches_are_ordered_and_never_two_at_once() -> None:

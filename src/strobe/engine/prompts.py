@@ -124,8 +124,8 @@ def check_mode(mode: str, over: int, past: Past | None = None) -> None:
         raise ConfigError(
             "this model has no shots (models of the recipe longlive-2 have them); switch by recache, soft or interpolate"
         )
-    if over < 1:
-        raise ConfigError(f"a prompt cannot change over {over} frame blocks; smallest: 1")
+    if over < 1 or over % 1:
+        raise ConfigError(f"a prompt cannot change over {over} frame blocks; give a whole number, at least 1")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
