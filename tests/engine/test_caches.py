@@ -152,11 +152,8 @@ def test_what_is_seen_whole_is_one_call(make: Make, wide: Model, monkeypatch: py
     session = make(preset=replace(BASE, sparsity=0.6, first_block=first_block), model=wide)
     list(session.stream(4))
     passes = 2 * 2 + 1  # two layers, two denoise steps; a commit stops before the last layer's attention
-    assert keys == [72 * (min(2, first) + size) for first, size in frames_of(first_block) for _ in range(passes)]
-
-
-def frames_of(first_block: int) -> list[tuple[int, int]]:
-    return [(0, first_block), *((first_block + 3 * block, 3) for block in range(3))]
+    frames = [(0, first_block), *((first_block + 3 * block, 3) for block in range(3))]
+    assert keys == [72 * (min(2, first) + size) for first, size in frames for _ in range(passes)]
 
 
 def test_a_frame_that_fills_no_tile_is_refused(make: Make, tiny: Model) -> None:

@@ -120,17 +120,6 @@ def test_a_trace_that_lost_something_is_never_complete() -> None:
     assert len(end_of(ReadCounts(events=9, lost=7))[1]["Events lost"]) == 1
 
 
-def steps_of(*lengths: int) -> Trace:
-    """Steps of these lengths, each full of work."""
-    events, ranges, now = [], [], 0
-    for number, length in enumerate(lengths):
-        host = HostEvent("cudaLaunchKernel", now - 50, now - 40, 0)
-        ranges.append(HostEvent(f"ProfilerStep#{number}", now - 60, now - 30, 0))
-        events.append(DeviceEvent("k", "kernel", now, now + length, 0, 7, 0, host))
-        now += length
-    return trace_of(events, ranges=ranges)
-
-
 @pytest.mark.parametrize(
     ("lengths", "uneven"),
     [
@@ -142,7 +131,13 @@ def steps_of(*lengths: int) -> Trace:
     ],
 )
 def test_uneven_steps_are_said(lengths: tuple[int, ...], uneven: bool) -> None:
-    report = build_trace_report(study_of(steps_of(*lengths)))
+    events, ranges, now = [], [], 0
+    for number, length in enumerate(lengths):
+        host = HostEvent("cudaLaunchKernel", now - 50, now - 40, 0)
+        ranges.append(HostEvent(f"ProfilerStep#{number}", now - 60, now - 30, 0))
+        events.append(DeviceEvent("k", "kernel", now, now + length, 0, 7, 0, host))
+        now += length
+    report = build_trace_report(study_of(trace_of(events, ranges=ranges)))
     said = titles(report).get("Uneven steps", ())
     assert bool(said) == uneven
     assert not uneven or "no mean or median stands for all of them" in said[0]
