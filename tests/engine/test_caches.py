@@ -14,7 +14,6 @@ from torch import Tensor
 
 from strobe.attention.sparse import history
 from strobe.attention.sparse.layout import tile_layout
-from strobe.cache.kv import CacheStep
 from strobe.core.errors import ConfigError
 from strobe.core.shapes import TokenGrid
 from strobe.core.tolerances import tolerance
@@ -28,13 +27,6 @@ from strobe.engine.stream import FrameBlock
 from strobe.models.wan.kernels import custom_ops
 from strobe.models.wan.layers import WanLayer
 from tiny_model import Make, latents
-
-
-def fill(step: CacheStep, layers: int, batch: int, tokens: int) -> None:
-    for layer in range(layers):
-        generator = torch.Generator().manual_seed(layer + 10 * step.positions[0])
-        k, v = (torch.randn(batch, len(step.positions) * tokens, 2, 24, generator=generator) for _ in "kv")
-        step.write(layer, k, v)
 
 
 @pytest.mark.parametrize("kv_format", ["native", "int8"])
@@ -59,7 +51,11 @@ def test_with_fused_kernels_one_launch_turns_the_sink(tiny: Model, monkeypatch: 
         cache = new_cache(tiny.dit.config, shape, replace(config, knobs=knobs), batch=2)
         tokens = shape.token_grid(tiny.dit.config.patch).tokens_per_frame
         for block in range(4):
-            fill(cache.at(3 * block, 3), layers=2, batch=2, tokens=tokens)
+            step = cache.at(3 * block, 3)
+            for layer in range(2):
+                generator = torch.Generator().manual_seed(layer + 10 * step.positions[0])
+                k, v = (torch.randn(2, len(step.positions) * tokens, 2, 24, generator=generator) for _ in "kv")
+                step.write(layer, k, v)
         states.append(cache.snapshot())
         assert calls == ([("triton", (2, 2, 2 * tokens, 2, 24))] * 2 if fused else [])
     plain, fused_state = states

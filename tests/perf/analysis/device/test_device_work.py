@@ -308,14 +308,6 @@ def test_p99_needs_enough_samples_and_is_one_of_them(n: int) -> None:
     assert all(type(value) is int for value in (found.n, found.sum_ns, found.min_ns, found.p50_ns, found.max_ns))
 
 
-def _trace(rows: list[tuple[int, int, int, int, bool]]) -> Trace:
-    events = []
-    for called, delay, length, stream, linked in rows:
-        start, host = called + delay, HostEvent("launch", called, called + 1, 0) if linked else None
-        events.append(DeviceEvent("k", "kernel", start, start + length, 0, stream, 0, host))
-    return trace_of(events)
-
-
 def _counted(rows: list[tuple[int, int]], begin: int, end: int) -> Counter[int]:
     """How long the queue has each length: the rows are when each event was launched and when it started."""
     return Counter(sum(called <= now < start for called, start in rows) for now in range(begin, end))
@@ -335,7 +327,11 @@ _ROW = st.tuples(st.integers(0, 60), st.integers(-5, 50), st.integers(0, 20), st
 
 @given(st.lists(_ROW, min_size=1, max_size=40), _WINDOWS)
 def test_queues_against_every_nanosecond(rows: list[tuple[int, int, int, int, bool]], window: Window | None) -> None:
-    trace = _trace(rows)
+    events = []
+    for called, delay, length, stream, linked in rows:
+        start, host = called + delay, HostEvent("launch", called, called + 1, 0) if linked else None
+        events.append(DeviceEvent("k", "kernel", start, start + length, 0, stream, 0, host))
+    trace = trace_of(events)
     (view,) = device_views(trace, window)
     whole, *streams = queues(view)
     known = [(called, called + delay, stream) for called, delay, _, stream, linked in rows if linked]
