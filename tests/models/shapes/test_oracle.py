@@ -182,20 +182,6 @@ def smooth(distance: np.ndarray) -> np.ndarray:
     return s * s * (3 - 2 * s)
 
 
-def one(
-    colour: int, shape: int, background: int, place: tuple[float, float], radius: float, camera: tuple[float, float]
-) -> torch.Tensor:
-    scenes = torch.tensor([[[colour, shape, 0, 0, background, -1, -1]]])
-    return render(scenes, torch.tensor([[camera]]), torch.tensor([place]), torch.tensor([radius]))[0, 0]
-
-
-def floor(camera: tuple[float, float]) -> np.ndarray:
-    """Brightness of the lit tiles, pixel by pixel from the documented constants."""
-    waves = [np.clip(np.sin((np.arange(SIZE) + start) * 2 * np.pi / 32) * TILE_EDGE, -1, 1) for start in camera]
-    rows = 1 + LIGHT * (1 - (2 * np.arange(SIZE) + 1) / SIZE)
-    return (1 + TILES * waves[1][:, None] * waves[0][None, :]) * rows[:, None]
-
-
 @pytest.mark.parametrize("shape", range(len(SHAPES)), ids=SHAPES)
 @pytest.mark.parametrize("radius", [22.0, 23.7, 28.0])
 def test_pictures_match_exact_outlines(shape: int, radius: float) -> None:
@@ -206,9 +192,14 @@ def test_pictures_match_exact_outlines(shape: int, radius: float) -> None:
     x, y = np.meshgrid(np.arange(SIZE) - centre[0], np.arange(SIZE) - centre[1])
     tone = 1 - SHADE * ((x + y) / (2 * radius)).clip(-1, 1)
     colour, background = (np.array(rgb)[:, None, None] / 255 for rgb in (COLOURS["orange"], BACKGROUNDS["navy"]))
-    under = background * floor(camera) * (1 - (1 - SHADOW) * smooth(shadow))
+    waves = [np.clip(np.sin((np.arange(SIZE) + start) * 2 * np.pi / 32) * TILE_EDGE, -1, 1) for start in camera]
+    rows = 1 + LIGHT * (1 - (2 * np.arange(SIZE) + 1) / SIZE)
+    floor = (1 + TILES * waves[1][:, None] * waves[0][None, :]) * rows[:, None]  # by the documented constants
+    under = background * floor * (1 - (1 - SHADOW) * smooth(shadow))
     expected = (under + smooth(distance) * (colour * tone - under)).clip(0, 1)
-    picture = one(4, shape, 1, place, radius, camera).double().numpy()
+    scenes = torch.tensor([[[4, shape, 0, 0, 1, -1, -1]]])
+    rendered = render(scenes, torch.tensor([[camera]]), torch.tensor([place]), torch.tensor([radius]))
+    picture = rendered[0, 0].double().numpy()
     away = np.minimum(corner, shadow_corner) > 5.0  # near a corner it is the distance to the lines that meet there
     np.testing.assert_allclose(picture[:, away], expected[:, away], rtol=0, atol=tolerance("moved picture", "float32"))
     np.testing.assert_allclose(picture[:, ~away], expected[:, ~away], rtol=0, atol=tolerance("corner of a picture", "float32"))
