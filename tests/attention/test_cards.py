@@ -210,17 +210,14 @@ def test_the_word_is_said_once_per_process(recwarn: pytest.WarningsRecorder) -> 
     assert shown.count("\n") == 1 and choice.note in shown
 
 
-def ungated(spec: AttentionSpec, *_: object) -> Choice[AttentionSpec]:
-    cpu = next(impl for impl in SPARSE_IMPLS if impl.name == "cpu")
-    return Choice(impl=cpu, passed_over=(), note="its gate has not been run")  # type: ignore[arg-type]
-
-
 @pytest.mark.parametrize("compiled", [False, True])
 def test_an_operator_says_it_when_it_runs(
     compiled: bool, monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
 ) -> None:
+    cpu = next(impl for impl in SPARSE_IMPLS if impl.name == "cpu")
+    ungated = Choice(impl=cpu, passed_over=(), note="its gate has not been run")
     for name in ("choose", "_choose"):
-        monkeypatch.setattr(f"strobe.attention.sparse.api.{name}", ungated)
+        monkeypatch.setattr(f"strobe.attention.sparse.api.{name}", lambda *_: ungated)
     q = torch.randn(1, 64, 1, 16)
     selection = BlockSelection.from_mask(torch.ones(1, 1, 1, 1, dtype=torch.bool), block=64)
     run = torch.compile(block_sparse_attention, fullgraph=True, backend="eager") if compiled else block_sparse_attention

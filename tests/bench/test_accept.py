@@ -170,12 +170,9 @@ def test_the_error_of_denoising_is_that_over_the_best_linear_estimate(tiny: Mode
         linear.append((1 - sigma) / ((1 - sigma) ** 2 + sigma**2) * noisy)
         blind.append(torch.randn(3, 4, 32, 32, generator=generator))
 
-    def gains(found: list[Tensor]) -> dict[str, Check]:
-        return named(accept.check_gain(config, found, x0))
-
-    found = gains(linear)
-    assert found["denoising"].passed and found["denoising"].value == pytest.approx(1, abs=0.05)
-    assert gains(blind)["denoising"].passed is False
+    found, guessed = (named(accept.check_gain(config, each, x0))["denoising"] for each in (linear, blind))
+    assert found.passed and found.value == pytest.approx(1, abs=0.05)
+    assert guessed.passed is False
 
 
 def test_what_the_bundled_model_shows_is_read_from_its_pixels() -> None:

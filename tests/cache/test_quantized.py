@@ -70,18 +70,15 @@ def test_a_sparse_pass_always_takes_the_sink_and_its_own_frames(window: int, sin
     assert len(numbers) == 1
 
 
-def half_step(exact: Tensor, to: EightBit) -> Tensor:
-    """Most that one rounding moves a number, by its row."""
-    most = exact.abs().amax(-1, keepdim=True).double()
-    return (most / 254).expand(exact.shape) if to == "int8" else torch.maximum(exact.abs().double() / 16, most / 448 / 1024)
-
-
 def bound(exact: Tensor, to: EightBit, turned_rows: int = 0) -> Tensor:
     """Most that storing moves a number: half a step; keys that were turned: that of a pair, and half a step more.
 
     A turn keeps the length of a pair, so what a number may be off by before it is bounded by the largest of its row.
     """
-    once = half_step(exact, to).clone()
+    most = exact.abs().amax(-1, keepdim=True).double()  # of each row
+    once = (most / 254).repeat(1, 1, 1, exact.shape[-1])
+    if to != "int8":
+        once = torch.maximum(exact.abs().double() / 16, most / 448 / 1024)
     if turned_rows:
         most = exact[:, :turned_rows].abs().amax(-1, keepdim=True).double() * math.sqrt(2)  # of the row before the turn
         once[:, :turned_rows] = 2.5 * most / (254 if to == "int8" else 16)

@@ -41,7 +41,7 @@ def events(path: Path) -> list[dict[str, Any]]:
     return found
 
 
-def test_timed_and_traced_runs_go_into_one_report(streamed: tuple[Path, Any]) -> None:
+def test_timed_and_traced_runs_go_into_one_report_and_what_calls_what_is_a_trace_of_its_own(streamed: tuple[Path, Any]) -> None:
     folder, document = streamed
     run = read_run(folder)
     assert [clip.phase for clip in run.clips] == ["warmup", "timed", "traced", "traced"]
@@ -51,10 +51,6 @@ def test_timed_and_traced_runs_go_into_one_report(streamed: tuple[Path, Any]) ->
     assert document["runs"] == [str(folder)] and document["kept"] == [] and document["red"] == {}
     page = (folder / "report.md").read_text()
     assert "run\\_02" in page and "dit\\_forward" in page and "Against the device's peaks" in page
-
-
-def test_the_chosen_regions_are_marked_and_what_calls_what_is_a_trace_of_its_own(streamed: tuple[Path, Any]) -> None:
-    folder, document = streamed
     found = events(folder / "traces" / "turbo.json.gz")
     marked = {event["name"].split("#")[0] for event in found if event["name"].startswith("strobe::")}
     assert marked == {"strobe::frame_block", "strobe::dit_forward", "strobe::attention"}
@@ -172,7 +168,7 @@ def tables(report: Report, section: str) -> list[Table]:
     return [block for each in report.sections if each.id == section for block in each.blocks if isinstance(block, Table)]
 
 
-def test_the_page_has_the_seven_sections(run: Path) -> None:
+def test_the_page_has_the_seven_sections_and_bounds_follow_from_the_columns_beside_them(run: Path) -> None:
     report = decode_report((run / "report.json").read_bytes())
     assert [section.id for section in report.sections] == [
         "settings", "stages", "attention", "kernels", "sections", "answer", "notes",
@@ -182,10 +178,6 @@ def test_the_page_has_the_seven_sections(run: Path) -> None:
     assert names[0] == "run_01" and names[-2:] == ["avg_all_rounds", "avg_excl_warmup"]
     assert build_report([run]) == report, "`strobe report` gives the same page"
     assert "128x96 pixels, 17 frames" in report.subtitle
-
-
-def test_bounds_follow_from_the_columns_beside_them(run: Path) -> None:
-    report = decode_report((run / "report.json").read_bytes())
     study = load_study([run])
     steps = {subject.label: per_step(subject) for subject in study.subjects}
     dense = steps["dense"]

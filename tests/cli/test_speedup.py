@@ -518,20 +518,16 @@ def test_a_stated_fact_does_not_replace_evidence(strobe: Strobe, unlike: tuple[P
     assert said in against(strobe, *unlike, "--fact", "model=Bert").out
 
 
-def run_with_longer_blocks(folder: Path) -> Path:
+def test_variants_of_a_run_that_differ_in_work_have_no_speedup(strobe: Strobe, tmp_path: Path) -> None:
     """Our captured run, as if one of its variants had made longer frame blocks than the reference."""
-    folder.mkdir()
+    run = tmp_path / "run"
+    run.mkdir()
     lines = [json.loads(line) for line in gzip.decompress((PRESETS / "records.jsonl.gz").read_bytes()).splitlines()]
     for line in lines:
         if line["record"] == "variant" and line["name"] == "turbo":
             line["tokens_per_block"] += 64
-    (folder / "records.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    (folder / "traces").symlink_to(PRESETS / "traces")
-    return folder
-
-
-def test_variants_of_a_run_that_differ_in_work_have_no_speedup(strobe: Strobe, tmp_path: Path) -> None:
-    run = run_with_longer_blocks(tmp_path / "run")
+    (run / "records.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (run / "traces").symlink_to(PRESETS / "traces")
     asked = ("report", run, "--out", tmp_path / "page", "--require", "turbo:e2e>=0.1", "--json")
     result = strobe(*asked)
     assert result.code == 1

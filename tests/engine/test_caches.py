@@ -14,7 +14,6 @@ from torch import Tensor
 
 from strobe.attention.sparse import history
 from strobe.attention.sparse.layout import tile_layout
-from strobe.cache.kv import CacheStep
 from strobe.core.errors import ConfigError
 from strobe.core.shapes import TokenGrid
 from strobe.core.tolerances import tolerance
@@ -28,13 +27,6 @@ from strobe.engine.stream import FrameBlock
 from strobe.models.wan.kernels import custom_ops
 from strobe.models.wan.layers import WanLayer
 from tiny_model import Make, latents
-
-
-def fill(step: CacheStep, layers: int, batch: int, tokens: int) -> None:
-    for layer in range(layers):
-        generator = torch.Generator().manual_seed(layer + 10 * step.positions[0])
-        k, v = (torch.randn(batch, len(step.positions) * tokens, 2, 24, generator=generator) for _ in "kv")
-        step.write(layer, k, v)
 
 
 @pytest.mark.parametrize("kv_format", ["native", "int8"])
@@ -59,7 +51,11 @@ def test_with_fused_kernels_one_launch_turns_the_sink(tiny: Model, monkeypatch: 
         cache = new_cache(tiny.dit.config, shape, replace(config, knobs=knobs), batch=2)
         tokens = shape.token_grid(tiny.dit.config.patch).tokens_per_frame
         for block in range(4):
-            fill(cache.at(3 * block, 3), layers=2, batch=2, tokens=tokens)
+            step = cache.at(3 * block, 3)
+            for layer in range(2):
+                generator = torch.Generator().manual_seed(layer + 10 * step.positions[0])
+                k, v = (torch.randn(2, len(step.positions) * tokens, 2, 24, generator=generator) for _ in "kv")
+                step.write(layer, k, v)
         states.append(cache.snapshot())
         assert calls == ([("triton", (2, 2, 2 * tokens, 2, 24))] * 2 if fused else [])
     plain, fused_state = states
@@ -152,11 +148,8 @@ def test_what_is_seen_whole_is_one_call(make: Make, wide: Model, monkeypatch: py
     session = make(preset=replace(BASE, sparsity=0.6, first_block=first_block), model=wide)
     list(session.stream(4))
     passes = 2 * 2 + 1  # two layers, two denoise steps; a commit stops before the last layer's attention
-    assert keys == [72 * (min(2, first) + size) for first, size in frames_of(first_block) for _ in range(passes)]
-
-
-def frames_of(first_block: int) -> list[tuple[int, int]]:
-    return [(0, first_block), *((first_block + 3 * block, 3) for block in range(3))]
+    frames = [(0, first_block), *((first_block + 3 * block, 3) for block in range(3))]
+    assert keys == [72 * (min(2, first) + size) for first, size in frames for _ in range(passes)]
 
 
 def test_a_frame_that_fills_no_tile_is_refused(make: Make, tiny: Model) -> None:

@@ -54,14 +54,6 @@ def schedule(steps: int, shift: float) -> NoiseSchedule:
     return NoiseSchedule(timesteps=tuple(1000 - 1000 * step / steps for step in range(steps)), shift=shift, sampler="unipc")
 
 
-def official(steps: int, shift: float) -> tuple[list[float], list[int]]:
-    """Levels and whole timesteps, in the words of `wan/utils/fm_solvers_unipc.py`: float64, then float32 and whole numbers."""
-    most = float(np.float32(1 - np.linspace(1, 1 / 1000, 1000)[-1]))
-    sigmas = np.linspace(most, 0, steps + 1)[:-1]
-    sigmas = shift * sigmas / (1 + (shift - 1) * sigmas)
-    return sigmas.astype(np.float32).tolist(), (sigmas * 1000).astype(np.int64).tolist()
-
-
 class Curved:
     """A flow that is no function of the level alone, so that every order of a step shows."""
 
@@ -77,7 +69,11 @@ class Curved:
 @pytest.mark.parametrize(("steps", "shift"), [(4, 5.0), (2, 5.0), (1, 5.0), (3, 8.0), (7, 1.0), (12, 5.0)])
 def test_it_is_diffusers_unipc(steps: int, shift: float) -> None:
     own, dit = schedule(steps, shift), Curved()
-    assert (list(own.sigmas), [int(told) for told in own.warped]) == official(steps, shift)
+    # in the words of `wan/utils/fm_solvers_unipc.py`: levels and whole timesteps, float64, then float32 and whole numbers
+    sigmas = np.linspace(float(np.float32(1 - np.linspace(1, 1 / 1000, 1000)[-1])), 0, steps + 1)[:-1]
+    sigmas = shift * sigmas / (1 + (shift - 1) * sigmas)
+    assert list(own.sigmas) == sigmas.astype(np.float32).tolist()
+    assert [int(told) for told in own.warped] == (sigmas * 1000).astype(np.int64).tolist()
     theirs = UniPCMultistepScheduler(prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=shift)
     theirs.set_timesteps(steps)
     theirs.sigmas = torch.tensor([*own.sigmas, 0.0], dtype=torch.float64)

@@ -76,17 +76,13 @@ def test_the_locks_satisfy_what_the_project_asks_for() -> None:
             assert requirement.specifier.contains(pin), f"{requirement}: its lock has {pin}"
 
 
-def text_files() -> list[Path]:
-    inside = [path for folder in FOLDERS for path in (ROOT / folder).rglob("*")]
-    there = [*ROOT.glob("*"), *inside]
-    return [path for path in there if path.is_file() and path.suffix in TEXT_SUFFIXES and path.name != ".git"]
-
-
 @pytest.mark.parametrize("what", FORBIDDEN)
 def test_the_tree_does_not_name(what: str) -> None:
+    there = [*ROOT.glob("*"), *(path for folder in FOLDERS for path in (ROOT / folder).rglob("*"))]
     found = [
         f"{name_of(path)}:{number}: {line.strip()[:80]}"
-        for path in text_files()
+        for path in there
+        if path.is_file() and path.suffix in TEXT_SUFFIXES and path.name != ".git"
         for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1)
         if FORBIDDEN[what].search(line)
     ]

@@ -16,14 +16,8 @@ LARGE = "benchmarks/engine-h200/compare"
 """Of the largest run, and the traces of its nine presets, two traces are in the first tier, one of them sparse: the run and the
 traces of benchmarks/presets-h200 are of the same kinds, and smaller."""
 FIRST = (f"trace {LARGE}/traces/sparse.json.gz", f"trace {LARGE}/traces/ultra.json.gz")
-
-
-def is_first(name: str) -> bool:
-    """Whether a subject is in the first tier; of pages that are no run's, tests/benchmarks compares every letter there."""
-    return name in FIRST or not name.startswith(("page ", f"run {LARGE}", f"trace {LARGE}"))
-
-
-CASES = [name if is_first(name) else pytest.param(name, marks=pytest.mark.rest) for name in SUBJECTS]
+REST = ("page ", f"run {LARGE}", f"trace {LARGE}")  # of pages that are no run's, tests/benchmarks compares every letter
+CASES = [pytest.param(name, marks=() if name in FIRST or not name.startswith(REST) else pytest.mark.rest) for name in SUBJECTS]
 
 
 @functools.cache

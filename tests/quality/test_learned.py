@@ -36,12 +36,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
-def conv(x: np.ndarray, weight: np.ndarray, bias: np.ndarray, stride: int, padding: int) -> np.ndarray:
-    padded = np.pad(x, ((0, 0), (padding, padding), (padding, padding)))
-    windows = np.lib.stride_tricks.sliding_window_view(padded, weight.shape[2:], axis=(1, 2))[:, ::stride, ::stride]
-    return np.maximum(np.einsum("cyxij,ocij->oyx", windows, weight, optimize=True) + bias[:, None, None], 0)
-
-
 def load(path: Path) -> dict[str, np.ndarray]:
     return {name: value.double().numpy() for name, value in torch.load(path).items()}
 
@@ -57,7 +51,10 @@ def test_lpips_equals_its_definition(folder: Path) -> None:
         for at, (stride, padding) in zip(ALEX, ((4, 2), (1, 2), (1, 1), (1, 1), (1, 1)), strict=True):
             if at in ("3", "6"):
                 here = np.lib.stride_tricks.sliding_window_view(here, (3, 3), axis=(1, 2))[:, ::2, ::2].max((3, 4))
-            here = conv(here, trunk[f"features.{at}.weight"], trunk[f"features.{at}.bias"], stride, padding)
+            weight, bias = (trunk[f"features.{at}.{name}"] for name in ("weight", "bias"))
+            padded = np.pad(here, ((0, 0), (padding, padding), (padding, padding)))
+            windows = np.lib.stride_tricks.sliding_window_view(padded, weight.shape[2:], axis=(1, 2))[:, ::stride, ::stride]
+            here = np.maximum(np.einsum("cyxij,ocij->oyx", windows, weight, optimize=True) + bias[:, None, None], 0)
             found.append(here / (np.sqrt((here**2).sum(0)) + 1e-10))
         return found
 

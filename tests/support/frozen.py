@@ -166,13 +166,8 @@ def _run(place: str) -> Any:
     """Return the data of a run's page and its `compare_runs`, from one analysis."""
     folder = ROOT / place
     report, findings = report_and_findings([folder], into=folder)
-    found = run_document([read_run(folder)], report, findings, ())
-    return {"report": json.loads(render(report, "json")), "compare_runs": _without(to_json(found), str(ROOT))}
-
-
-def _without(value: Any, root: str) -> Any:
-    """Remove the path of this checkout from a document."""
-    return json.loads(json.dumps(value).replace(f"{root}/", ""))
+    found = json.dumps(to_json(run_document([read_run(folder)], report, findings, ()))).replace(f"{ROOT}/", "")
+    return {"report": json.loads(render(report, "json")), "compare_runs": json.loads(found)}
 
 
 def _traces() -> Iterator[Subject]:

@@ -35,7 +35,8 @@ def chosen(items: Sequence[pytest.Item], tier: str, arguments: Sequence[str]) ->
     named = tuple(argument.rpartition("/")[2] for argument in arguments if "::" in argument)
     kept = []
     for item, first in _places(items, whole=not named):
-        wanted = first if tier == "first" else not first or _is_drawn(item)
+        drawn = getattr(getattr(item, "obj", None), "is_hypothesis_test", False)
+        wanted = first if tier == "first" else not first or drawn
         if wanted or (named and item.nodeid.rpartition("/")[2].startswith(named)):
             kept.append(item)
     return kept
@@ -63,11 +64,6 @@ def _places(items: Sequence[pytest.Item], *, whole: bool) -> Iterator[tuple[pyte
     for function, left in missing.items():
         if left and whole:
             raise pytest.UsageError(f"{function}: `few` names cases that are not there: {', '.join(sorted(left))}")
-
-
-def _is_drawn(item: pytest.Item) -> bool:
-    """Return whether Hypothesis draws the examples of a test."""
-    return bool(getattr(getattr(item, "obj", None), "is_hypothesis_test", False))
 
 
 def rest_while_gated(operator: str, impl: str) -> pytest.MarkDecorator:

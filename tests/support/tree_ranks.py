@@ -18,6 +18,7 @@ from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from typing import Any, Literal
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch.testing._internal.distributed import multi_threaded_pg as threaded
@@ -83,14 +84,9 @@ _CONTEXT = multiprocessing.get_context("forkserver")
 def _start_server() -> None:
     """Start the process that ranks are forked from, with what they import; it finds modules where this process does."""
     _CONTEXT.set_forkserver_preload(["torch.distributed.device_mesh", "strobe.attention.tree", "tree_work", "ring_cases"])
-    before = os.environ.get("PYTHONPATH")
-    os.environ["PYTHONPATH"] = os.pathsep.join(sys.path)
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
         forkserver.ensure_running()
-    finally:
-        del os.environ["PYTHONPATH"]
-        if before is not None:
-            os.environ["PYTHONPATH"] = before
 
 
 class Processes:
@@ -158,19 +154,14 @@ class Processes:
         return [each.value for each in outcomes]
 
 
-def _be_patient() -> None:
-    """Lengthen the wait of a failing rank for notes, because a busy machine takes longer than 0.4 s."""
-    read = Comm.read
-    Comm.read = lambda comm, key, ranks, s: read(comm, key, ranks, 3 * s if key == "note" else s)  # type: ignore[method-assign]
-
-
 def _serve(pipe: Connection, rank: int, num_ranks: int, init: str, nccl: str) -> None:
     torch.set_num_threads(1)
     if nccl:
         os.environ["TORCH_NCCL_BLOCKING_WAIT"] = str(int(nccl == "blocking"))
         torch.cuda.set_device(rank)
     else:
-        _be_patient()
+        read = Comm.read  # a busy machine takes longer than 0.4 s, in which a failing rank waits for notes
+        Comm.read = lambda comm, key, ranks, s: read(comm, key, ranks, 3 * s if key == "note" else s)  # type: ignore[method-assign]
     backend = "cpu:gloo,cuda:nccl" if nccl else "gloo"
     dist.init_process_group(backend, init_method=init, rank=rank, world_size=num_ranks, timeout=timedelta(seconds=60))
     while True:

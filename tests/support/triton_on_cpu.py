@@ -229,16 +229,6 @@ def check_packed_outside(device: str) -> None:
         torch.testing.assert_close(found, expected, atol=ELEMENT, rtol=ELEMENT)
 
 
-def check_what_is_outside(device: str) -> None:
-    """Check what a GPU does with entries that a CPU refuses, with the check off as on a GPU."""
-    entries.looks = lambda _: False
-    for shape in (Shape(), Shape(ragged=False, heads=(2, 1)), Shape(block=128, dtype=torch.float16, heads=(1, 1))):
-        check_outside(shape, device)
-    check_counts_outside(device)
-    check_kept(device)
-    check_packed_outside(device)
-
-
 CASES = (
     Shape(heads=(4, 2)),
     Shape(heads=(2, 1), uniform=True, bounded=True, dtype=torch.float16),
@@ -281,4 +271,9 @@ if __name__ == "__main__":
             check(shape, place)
         triton.card_of = card_of
     check_dense(place)
-    check_what_is_outside(place)
+    entries.looks = lambda _: False  # from here on: what a GPU does with entries that a CPU refuses, with the check off as there
+    for shape in (Shape(), Shape(ragged=False, heads=(2, 1)), Shape(block=128, dtype=torch.float16, heads=(1, 1))):
+        check_outside(shape, place)
+    check_counts_outside(place)
+    check_kept(place)
+    check_packed_outside(place)

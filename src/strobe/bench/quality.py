@@ -14,6 +14,7 @@ from strobe.bench.gate import GateResult
 from strobe.bench.runner import number
 from strobe.core.device import resolve_device
 from strobe.core.errors import ConfigError, DataError, ImplUnavailableError, ShapeError
+from strobe.core.libraries import broken, install
 from strobe.models.shapes import oracle
 from strobe.models.shapes.grammar import parse
 from strobe.models.shapes.picture import SIZE
@@ -21,7 +22,7 @@ from strobe.perf.records.record import Quality, Workload
 from strobe.quality.available import METRICS, MetricsAsked, metric
 from strobe.quality.clips import clip_name, clips_of, pictures_of, read_clip
 from strobe.quality.fidelity import COMPARED, Fidelity, block_starts, border_jump, compare, find_program, vmaf
-from strobe.quality.learned import clip_score, lacking, lacks_library, lpips
+from strobe.quality.learned import NEEDS, clip_score, lacking, lpips
 
 SETTLE_BLOCKS: Final = 2
 """Frame blocks after a prompt switch that do not count for prompt accuracy."""
@@ -286,8 +287,8 @@ class _Judging:
                 return "" if find_program() else metric(name).not_measured or ""
             case "clip_score" if not asked.prompt:
                 return "needs what the clip should show: give --prompt"
-            case "clip_score" if why := lacks_library():
-                return why
+            case "clip_score" if why := broken(NEEDS):
+                return f"{why}: {install('diffusers')}"
         return lacking(name, asked.weights)
 
     def _alone(self, name: str, frames: Tensor, reference: Tensor) -> tuple[float | None, str]:

@@ -28,7 +28,6 @@ from strobe.perf.measure.machine import (
     cool_down,
     describe_run,
     held,
-    memory_records,
     peak_bytes,
     reset_peak,
     utc_now,
@@ -283,7 +282,9 @@ class Rounds:
         self.writer.append(*span_records(clip, regions))
         self._marked |= bool(inside := recorder.inside())
         if phase == "timed":
-            self.writer.append(*self._inside(clip, inside), *memory_records(clip, own))
+            read = ((number, each) for number, each in enumerate(own) if each is not None)
+            memory = (record.Memory(variant=name, clip=clip.clip, frame_block=number, **each) for number, each in read)
+            self.writer.append(*self._inside(clip, inside), *memory)
         self.writer.append(clip)
         if phase == "timed" and num_compiles() > compiled:
             self.exclude(name, (clip.clip,), "compilation", "compilation")

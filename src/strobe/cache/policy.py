@@ -109,11 +109,6 @@ class ShotPolicy(RingPolicy):
     pinned: tuple[int, int] = (0, 0)
     cuts: int = 0
 
-    @property
-    def leap(self) -> int:
-        """Distance of the positions of new frames behind their numbers, latent frames."""
-        return self.cuts * self.sink
-
     def slot(self, frame: int) -> int:
         """Return the slot of a frame that is kept."""
         return frame if frame < self.sink else self.sink + self.held.index(frame)

@@ -262,8 +262,8 @@ class ShotRing:
         elif first_frame != self._first:
             raise SessionError(f"frames from {first_frame} on were not opened together; open those from {self._first} on")
         self._now = self._ring.policy = self._before.opened(first_frame, num_frames, cut=cut)
-        step = self._ring.at(first_frame, num_frames)
-        return replace(step, positions=tuple(frame + self._now.leap for frame in step.positions))
+        step, leap = self._ring.at(first_frame, num_frames), self._now.cuts * self._now.sink
+        return replace(step, positions=tuple(frame + leap for frame in step.positions))
 
     def rewrite(self, end: int | None = None, *, keep_sink: bool) -> RingStep | QuantizedStep:
         """Refuse: what is kept is not the end of a stream, and models of shots were trained without it.

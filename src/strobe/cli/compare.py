@@ -72,12 +72,6 @@ def refuse(flags: Sequence[str], form: str) -> None:
         raise ConfigError(f"{', '.join(flags)}: {form}; leave {'it' if len(flags) == 1 else 'them'} out")
 
 
-def commands_of(words: Sequence[str]) -> tuple[tuple[str, ...], ...]:
-    """Cut what follows the first `--` at the others: the words of each command; an empty one where nothing stands between two."""
-    cuts = [-1, *(at for at, word in enumerate(words) if word == SEPARATOR), len(words)]
-    return tuple(tuple(words[first + 1 : last]) or ("",) for first, last in pairwise(cuts))
-
-
 @Parameter(name="*", group="Clip")
 @dataclass(frozen=True, kw_only=True)
 class ClipFlags(ModelFlags):
@@ -270,7 +264,10 @@ def compare_programs(
         names = flags.names or told_apart(flags.commits)
         made: AbstractContextManager[tuple[Program, ...]] = checked_out(flags.commits, names, command, flags.install)
     else:
-        programs = programs_of(commands_of(words), flags.names)
+        # what follows the first `--`, cut at the others; an empty command where nothing stands between two
+        cuts = [-1, *(at for at, word in enumerate(words) if word == SEPARATOR), len(words)]
+        commands = tuple(tuple(words[first + 1 : last]) or ("",) for first, last in pairwise(cuts))
+        programs = programs_of(commands, flags.names)
         names, made = tuple(each.name for each in programs), nullcontext(programs)
     check_names(requirements, names[1:], ("e2e",))
     with told, output.progress("compare") as advance, made as ready:

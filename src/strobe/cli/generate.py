@@ -140,14 +140,6 @@ class ClipFile:
         seconds = 10.0 if self.seconds is None else self.seconds
         return blocks_for(seconds, session.model.defaults, first_block=session.config.first_block)
 
-    def check_length(self) -> None:
-        """Refuse two lengths, and a length that is not positive and finite."""
-        if self.seconds is not None and self.blocks is not None:
-            raise ConfigError("give --seconds or --blocks, not both")
-        if self.seconds is not None and not 0 < self.seconds < math.inf:
-            raise ConfigError(f"--seconds {self.seconds:g}: give more than 0, and an end")
-        at_least(1, blocks=self.blocks)
-
 
 def generate(
     prompt: str | None = None,
@@ -180,7 +172,11 @@ def generate(
     """
     output = said_by_rank_0(output)
     with joined(engine.device, engine.ulysses) as device, output.progress("frame blocks") as advance:
-        file.check_length()
+        if file.seconds is not None and file.blocks is not None:
+            raise ConfigError("give --seconds or --blocks, not both")
+        if file.seconds is not None and not 0 < file.seconds < math.inf:
+            raise ConfigError(f"--seconds {file.seconds:g}: give more than 0, and an end")
+        at_least(1, blocks=file.blocks)
         from strobe.engine.video import check_video_path
 
         check_video_path(file.out)

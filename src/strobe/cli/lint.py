@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 from rich.text import Text
@@ -15,7 +15,7 @@ from strobe.core.errors import ConfigError
 from strobe.core.printable import clean, counted
 
 if TYPE_CHECKING:
-    from strobe.lint.document import Claim, ClaimPlace
+    from strobe.lint.document import Claim
 
 FOUND = 1
 
@@ -65,7 +65,11 @@ def lint(
             found += [(file, claim) for claim in lint_file(file, options, rules)]
     output.show(*(_text(file, claim) for file, claim in found))
     output.note(f"{counted(len(found), 'finding')} in {counted(len(files), 'file')}, {counted(len(rules), 'rule')}")
-    output.emit({"files": [str(file) for file in files], "findings": [_json(file, claim) for file, claim in found]})
+    listed = []
+    for file, claim in found:
+        place, *also = ({"path": file.as_posix(), **asdict(each)} for each in (claim.place, *claim.also))
+        listed.append(asdict(claim) | {"place": place, "also": also})
+    output.emit({"files": [str(file) for file in files], "findings": listed})
     return FOUND if found else 0
 
 
@@ -84,10 +88,3 @@ def _text(file: Path, finding: Claim) -> Text:
             because.append(f" (also lines {also})", "dim") if also else because,
         )
     )
-
-
-def _json(file: Path, finding: Claim) -> dict[str, Any]:
-    def place(found: ClaimPlace) -> dict[str, Any]:
-        return {"path": file.as_posix(), **asdict(found)}
-
-    return asdict(finding) | {"place": place(finding.place), "also": [place(each) for each in finding.also]}

@@ -220,6 +220,7 @@ def requests(sides: Sides, comparing: Comparing = COMPARING) -> list[SideRequest
     """Return what the flags say of each side."""
     from strobe.perf.analysis.comparable import given_facts
     from strobe.perf.analysis.structure.sections import parse_section
+    from strobe.perf.logs.patterns import parse_duration
     from strobe.perf.report.speedup_page.study import SideRequest
 
     given = {"names": sides.names, "between": sides.between, "section": comparing.section}
@@ -233,7 +234,12 @@ def requests(sides: Sides, comparing: Comparing = COMPARING) -> list[SideRequest
         if focal is not None and not traces:
             raise ConfigError(f"--focal-{name} needs a trace: --{name}-trace FILE")
         section = parse_section(cut, focal) if cut and traces else None
-        low, high = _durations(between)
+        shortest, dots, longest = between.partition("..")
+        if between and not dots:
+            raise ConfigError(f"--between {between}: write SHORTEST..LONGEST, such as 5ms..50ms; either may be left out")
+        low, high = (parse_duration(each) if each else None for each in (shortest, longest))
+        if low is not None and high is not None and low > high:
+            raise ConfigError(f"--between {between}: {shortest} is above {longest}; no value lies between them")
         of_both = [text for text in comparing.fact if text.partition(":")[0] not in SIDES]
         own = [text.removeprefix(f"{name}:") for text in comparing.fact if text.startswith(f"{name}:")]
         both.append(
@@ -250,19 +256,6 @@ def requests(sides: Sides, comparing: Comparing = COMPARING) -> list[SideRequest
             )
         )
     return both
-
-
-def _durations(text: str) -> tuple[int | None, int | None]:
-    """Return the shortest and longest duration that counts, ns, of `5ms..50ms`; None where not given."""
-    from strobe.perf.logs.patterns import parse_duration
-
-    shortest, dots, longest = text.partition("..")
-    if text and not dots:
-        raise ConfigError(f"--between {text}: write SHORTEST..LONGEST, such as 5ms..50ms; either may be left out")
-    low, high = (parse_duration(each) if each else None for each in (shortest, longest))
-    if low is not None and high is not None and low > high:
-        raise ConfigError(f"--between {text}: {shortest} is above {longest}; no value lies between them")
-    return low, high
 
 
 def _write(study: SpeedupStudy, report: Report, document: dict[str, Any], folder: Path) -> dict[str, str]:

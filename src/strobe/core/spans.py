@@ -141,15 +141,11 @@ Recorder: TypeAlias = Callable[[str, int | None], AbstractContextManager[object]
 """Marks regions: from the name and the index of one to the context manager around it. `perf/measure` installs it."""
 
 
-def _never() -> bool:
-    return False
-
-
 _NULL: Final[AbstractContextManager[None]] = nullcontext()
 _recorder: Recorder | None = None
 _installed: list[tuple[Recorder | None]] = []
 _lock = Lock()
-_compiling: Callable[[], bool] = getattr(sys.modules.get("torch.compiler"), "is_compiling", _never)
+_compiling: Callable[[], bool] = getattr(sys.modules.get("torch.compiler"), "is_compiling", lambda: False)
 
 
 def span(name: str, index: int | None = None) -> AbstractContextManager[object]:

@@ -13,7 +13,6 @@ from torch import Tensor
 from torch.nn.functional import conv2d, cosine_similarity, interpolate, max_pool2d, relu
 
 from strobe.core.errors import ShapeError, WeightsError
-from strobe.core.libraries import broken, install
 from strobe.quality.clips import as_pair, as_planes
 
 SUMS: Final = "SHA256SUMS"
@@ -193,11 +192,6 @@ NEEDS: Final = "transformers.models.clip.modeling_clip"
 _CLIP_MEAN: Final = (0.48145466, 0.4578275, 0.40821073)
 _CLIP_STD: Final = (0.26862954, 0.26130258, 0.27577711)
 _CLIP_FRAMES: Final = 16
-
-
-def lacks_library() -> str:
-    """Say that the library which runs CLIP is not installed; empty if it is."""
-    return f"{why}: {install('diffusers')}" if (why := broken(NEEDS)) else ""
 
 
 def clip_score(folder: Path, device: torch.device) -> Callable[[Tensor, str], Tensor]:

@@ -121,7 +121,7 @@ def test_no_keys_give_zeros_and_minus_infinity() -> None:
     assert explain(q, k, v).impl.name == "reference"
 
 
-def test_explain_says_what_runs_and_why_not_the_others() -> None:
+def test_explain_says_what_runs_and_why_not_and_a_named_implementation_runs_or_refuses() -> None:
     inputs = draw((5, 7), (2, 2))
     choice = explain(*inputs)
     assert choice.impl.name == "sdpa" and choice.passed_over[0] == ("fa4", "it runs on a GPU, the tensors are on cpu")
@@ -136,9 +136,6 @@ def test_explain_says_what_runs_and_why_not_the_others() -> None:
     choice = explain(*inputs, impl="reference")
     assert choice.impl.name == "reference" and dict(choice.passed_over)["sdpa"] == "reference was asked for by name"
 
-
-def test_a_named_implementation_runs_or_refuses() -> None:
-    inputs = draw((5, 7), (2, 2))
     with pytest.raises(ImplUnavailableError, match="'sdpa' cannot run: .* no gradient through the lse; would run here: cpu, ref"):
         dense_attention(*inputs, impl="sdpa", return_lse=True)
     with pytest.raises(ImplUnavailableError, match="over no keys"):

@@ -92,24 +92,20 @@ class _Quantised(nn.Linear):
         return nn.functional.linear(x, self.weight.to(x.dtype), self.bias)
 
 
-def quantise(model: nn.Module, config: str) -> None:
-    if config:
-        quantization: Any = pytest.importorskip("torchao.quantization")
-        quantization.quantize_(model, getattr(quantization, config)())
-        return
-    for module in list(model.modules()):
-        for key, child in list(module.named_children()):
-            if type(child) is nn.Linear and key in ("to_q", "to_k", "to_v", "to_gate_logits", "0"):
-                setattr(module, key, _Quantised(child))
-
-
 @pytest.mark.parametrize("config", ["", "Int8WeightOnlyConfig", "Float8WeightOnlyConfig"])
 @pytest.mark.parametrize("name", ["wan", "ltx-2.3", "hunyuan", "cosmos"])
 def test_layers_of_eight_bits(name: str, config: str) -> None:
     """Those of the stand-in, and of torchao."""
     case = CASES[name]()
     unquantised = case.run()
-    quantise(case.model, config)
+    if config:
+        quantization: Any = pytest.importorskip("torchao.quantization")
+        quantization.quantize_(case.model, getattr(quantization, config)())
+    else:
+        for module in list(case.model.modules()):
+            for key, child in list(module.named_children()):
+                if type(child) is nn.Linear and key in ("to_q", "to_k", "to_v", "to_gate_logits", "0"):
+                    setattr(module, key, _Quantised(child))
     dense = case.run()
     assert (dense - unquantised).abs().max() > 1e-4, "nothing was quantised"
     with sparsify(case.model, sparsity=1e-12):

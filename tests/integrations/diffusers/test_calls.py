@@ -30,17 +30,12 @@ STEP = "denoise_step"
 unguided = partial(clip, guidance_scale=1.0)
 
 
-def sized(case: Case, frames: int, height: int, width: int, **more: Any) -> dict[str, Any]:
-    """Arguments of a case with latents of another size."""
-    latents = torch.randn(1, 4, frames, height, width, generator=torch.Generator().manual_seed(3))
-    return case.arguments | {"hidden_states": latents} | more
-
-
 Both = tuple[Case, dict[str, Any], dict[str, Any]]
 
 
 def of_sizes(case: Case, *sizes: tuple[int, int, int]) -> Both:
-    first, second = (sized(case, *size) for size in sizes)
+    latents = (torch.randn(1, 4, *size, generator=torch.Generator().manual_seed(3)) for size in sizes)
+    first, second = (case.arguments | {"hidden_states": each} for each in latents)
     return case, first, second
 
 

@@ -126,12 +126,6 @@ def test_an_exception_writes_nothing_and_leaves_the_pipeline(tmp_path: Path) -> 
     assert torch.overrides._get_current_function_mode_stack() == []
 
 
-def in_threads(*bodies: Any) -> list[Any]:
-    """What each body returns, run in a thread of its own beside the others; an error of one is raised here."""
-    with ThreadPoolExecutor(len(bodies)) as pool:
-        return [each.result(timeout=60) for each in [pool.submit(body) for body in bodies]]
-
-
 def test_a_call_in_another_thread_is_not_recorded(tmp_path: Path) -> None:
     """It comes while a layer is recorded, of a transformer that has no step to tell, and computes what it did."""
     case, file, beside = wan(1), tmp_path / "qkv.safetensors", list[Tensor]()
@@ -142,7 +136,8 @@ def test_a_call_in_another_thread_is_not_recorded(tmp_path: Path) -> None:
 
     def meanwhile(*_: Any) -> None:
         if threading.current_thread() is threading.main_thread():
-            beside.extend(in_threads(partial(case.run, **other)))
+            with ThreadPoolExecutor(1) as pool:
+                beside.append(pool.submit(case.run, **other).result(timeout=60))
 
     hook = case.model.blocks[1].attn1.norm_q.register_forward_pre_hook(meanwhile)
     with hook, strobe.capture(case.model, file, steps=1, layers=3):

@@ -84,22 +84,17 @@ def _rank(rank: int, store: str, folder: str) -> None:
         three.model.enable_parallelism(config=ContextParallelConfig(ulysses_degree=2))
         with sparsify(three.model, **OPTIONS), pytest.raises(ConfigError, match="3 heads cannot be divided among 2 processes"):
             three.run()
-        found["heads"], found["gradients"] = _uneven()
+        exchange = HeadExchange(dist.group.WORLD, 5, 2)  # five tokens in two processes: all tokens of one head
+        here = TOKENS.tensor_split(2, dim=1)[dist.get_rank()].clone().requires_grad_()
+        heads = exchange.scatter_heads(here)
+        out = exchange.gather_heads(heads * WEIGHTS)
+        found["heads"], found["gradients"] = heads.detach(), torch.autograd.grad(out.square().sum(), here)[0]
     torch.save(found, Path(folder) / f"{rank}.pt")
     dist.destroy_process_group()
 
 
 TOKENS = torch.arange(5 * 2 * 3.0).view(1, 5, 2, 3)
 WEIGHTS = torch.arange(5.0).view(1, 5, 1, 1)
-
-
-def _uneven() -> tuple[torch.Tensor, torch.Tensor]:
-    """Five tokens in two processes: all tokens of one head, and gradients of a sum of squares through both trades."""
-    exchange = HeadExchange(dist.group.WORLD, 5, 2)
-    here = TOKENS.tensor_split(2, dim=1)[dist.get_rank()].clone().requires_grad_()
-    heads = exchange.scatter_heads(here)
-    out = exchange.gather_heads(heads * WEIGHTS)
-    return heads.detach(), torch.autograd.grad(out.square().sum(), here)[0]
 
 
 @pytest.mark.rest

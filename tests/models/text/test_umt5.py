@@ -130,10 +130,6 @@ def write_diffusers(official: Official, folder: Path) -> Path:
     return folder
 
 
-def places(model: nn.Module) -> list[int]:
-    return [parameter.data_ptr() for parameter in model.parameters()]
-
-
 @pytest.fixture
 def with_transformers() -> None:
     pytest.importorskip("transformers", reason="transformers is not installed (extra `wan`)")
@@ -165,7 +161,7 @@ class TestWithTransformers:
         monkeypatch.setattr(encoder, "device", torch.device("cuda"))  # a copy stands for the one there
         with encoder._at_work():
             pass
-        assert not set(places(encoder._model)) & {data.data_ptr() for data in host}
+        assert not {parameter.data_ptr() for parameter in encoder._model.parameters()} & {data.data_ptr() for data in host}
         monkeypatch.undo()
         assert torch.equal(encoder.embed(["w3"])[0], expected)
         assert encoder._model.encoder.embed_tokens.weight is encoder._model.shared.weight

@@ -1,9 +1,13 @@
-"""A causal Wan small enough for a second. Random weights: values mean nothing, equality does."""
+"""A small causal Wan with random weights, of which equality alone means something, and the weights of the golden."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
+from safetensors.torch import load_file
+from torch import Tensor
 
 from strobe.models.wan.config import WanConfig
 from strobe.models.wan.dit import CausalWan
@@ -21,3 +25,12 @@ def dit() -> CausalWan:
         else:
             parameter.add_(0.2 * torch.randn_like(parameter))  # norms and biases that are not the identity
     return model
+
+
+DATA = Path(__file__).parents[2] / "data" / "causal_wan_tiny.safetensors"
+
+
+@pytest.fixture(scope="session")
+def original() -> dict[str, Tensor]:
+    """The golden's weights: names and values of the official implementation, which every checkpoint here is made of."""
+    return {name.removeprefix("model."): tensor for name, tensor in load_file(DATA).items() if name.startswith("model.")}

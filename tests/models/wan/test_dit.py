@@ -24,13 +24,9 @@ def draw(seed: int, *shape: int) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
-def latents(seed: int, frames: int = 3) -> Tensor:
-    return draw(seed, 2, frames, 4, HEIGHT, WIDTH)
-
-
 def test_prompts_per_sample_are_prompts_of_their_frames(dit: CausalWan) -> None:
     """Without self-attention across blocks, a pass with P prompts per sample is P passes with one."""
-    x, text = latents(1, frames=6), draw(3, 2 * 2, 5, 12)
+    x, text = draw(1, 2, 6, 4, HEIGHT, WIDTH), draw(3, 2 * 2, 5, 12)
     mask = torch.zeros(36, 36, dtype=torch.bool)
     mask[:18, :18] = mask[18:, 18:] = True
     modulation = dit.modulation(torch.tensor([[400.0]]))

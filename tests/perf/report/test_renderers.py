@@ -10,7 +10,7 @@ import shutil
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace as changed
-from itertools import accumulate, pairwise
+from itertools import accumulate, groupby, pairwise
 from pathlib import Path
 
 import msgspec
@@ -57,22 +57,12 @@ from strobe.perf.table import model as m
 MakeRun = Callable[..., Path]
 
 
-def rows_of(markdown: str) -> list[list[str]]:
-    """Tables of a Markdown text as lists of rows; a row is its unescaped cell borders."""
-    found: list[list[str]] = [[]]
-    for line in markdown.splitlines():
-        if line.startswith("|"):
-            found[-1].append(line)
-        elif found[-1]:
-            found.append([])
-    return [table for table in found if table]
-
-
 @pytest.mark.parametrize("cuda", [False, True])
 def test_hostile_names_and_prompts_stay_text(make_run: MakeRun, cuda: bool) -> None:
     report = build_report([make_run(cuda=cuda, evil=True)])
     page_text, text = render_html(report), render_markdown(report)
-    page, tables = Page(page_text), rows_of(text)
+    page = Page(page_text)
+    tables = [[*lines] for is_table, lines in groupby(text.splitlines(), lambda line: line.startswith("|")) if is_table]
     assert page.open == []
     scripts = page.all("script")
     assert scripts == [{"type": "application/json"}, {}]  # the timeline's data and the page's own script

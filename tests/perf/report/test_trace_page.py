@@ -120,17 +120,6 @@ def test_a_trace_that_lost_something_is_never_complete() -> None:
     assert len(end_of(ReadCounts(events=9, lost=7))[1]["Events lost"]) == 1
 
 
-def steps_of(*lengths: int) -> Trace:
-    """Steps of these lengths, each full of work."""
-    events, ranges, now = [], [], 0
-    for number, length in enumerate(lengths):
-        host = HostEvent("cudaLaunchKernel", now - 50, now - 40, 0)
-        ranges.append(HostEvent(f"ProfilerStep#{number}", now - 60, now - 30, 0))
-        events.append(DeviceEvent("k", "kernel", now, now + length, 0, 7, 0, host))
-        now += length
-    return trace_of(events, ranges=ranges)
-
-
 @pytest.mark.parametrize(
     ("lengths", "uneven"),
     [
@@ -142,7 +131,13 @@ def steps_of(*lengths: int) -> Trace:
     ],
 )
 def test_uneven_steps_are_said(lengths: tuple[int, ...], uneven: bool) -> None:
-    report = build_trace_report(study_of(steps_of(*lengths)))
+    events, ranges, now = [], [], 0
+    for number, length in enumerate(lengths):
+        host = HostEvent("cudaLaunchKernel", now - 50, now - 40, 0)
+        ranges.append(HostEvent(f"ProfilerStep#{number}", now - 60, now - 30, 0))
+        events.append(DeviceEvent("k", "kernel", now, now + length, 0, 7, 0, host))
+        now += length
+    report = build_trace_report(study_of(trace_of(events, ranges=ranges)))
     said = titles(report).get("Uneven steps", ())
     assert bool(said) == uneven
     assert not uneven or "no mean or median stands for all of them" in said[0]
@@ -303,8 +298,11 @@ def test_a_study_is_read_in_order_of_rank_with_one_progress(tmp_path: Path) -> N
     assert [done for done, *_ in told] == sorted(done for done, *_ in told)
 
 
-def many_devices(num: int) -> Trace:
-    """Devices that each run a loop of four kernels, two of them launched by one graph, under ranges of the host."""
+def calls_of_a_page(num: int) -> tuple[int, int]:
+    """Calls of all functions, and of the search for periods, that the page of so many devices takes.
+
+    Each runs a loop of four kernels, two of them launched by one graph, under ranges of the host.
+    """
     events, ranges = [], []
     for step in range(6):
         ranges.append(HostEvent(f"step {step}", 100_000 * step, 100_000 * step + 90_000, 0))
@@ -315,12 +313,8 @@ def many_devices(num: int) -> Trace:
                 host = graph if place > 1 else HostEvent("cudaLaunchKernel", at + 100 * place, at + 100 * place + 50, 0)
                 start = at + 9_000 + 3_000 * place
                 events.append(DeviceEvent(name, "kernel", start, start + 2_500, device, 7, max(0, place - 2), host))
-    return trace_of(events, ranges=ranges, devices=dict.fromkeys(range(num), ""))
-
-
-def calls_of_a_page(num: int) -> tuple[int, int]:
-    """Calls of all functions, and of the search for periods, that the page of so many devices takes."""
-    study, profile = study_of(many_devices(num)), cProfile.Profile()
+    study = study_of(trace_of(events, ranges=ranges, devices=dict.fromkeys(range(num), "")))
+    profile = cProfile.Profile()
     profile.runcall(build_trace_report, study)
     counts = {(code.co_name if isinstance(code, CodeType) else code): n for code, n, *_ in profile.getstats()}
     return sum(n for _, n, *_ in profile.getstats()), counts["find_periods"]

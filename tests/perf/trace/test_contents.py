@@ -49,7 +49,7 @@ def test_metadata_that_says_nothing(meta: dict[str, Any], tmp_path: Path) -> Non
     assert (trace.base_ns, trace.rank, trace.world_size, trace.devices) == (0, None, None, {})
 
 
-def test_spans_ranges_modules_and_overhead(tmp_path: Path) -> None:
+def test_spans_ranges_modules_and_overhead_and_device_events_joined_by_correlation(tmp_path: Path) -> None:
     trace = _read(tmp_path, sample())
     assert [(r.name, r.index, r.start_ns - NS, r.end_ns - NS) for r in trace.regions] == [
         ("frame_block", 3, 3, 5_000_503),
@@ -60,16 +60,6 @@ def test_spans_ranges_modules_and_overhead(tmp_path: Path) -> None:
     assert [(name, a - NS, b - NS) for name, a, b, _ in trace.overheads] == [
         ("Activity Buffer Request", 50_000, 60_000), ("Buffer Flush", 55_000, 65_500),
     ]  # fmt: skip
-
-
-def test_no_capture_names_a_machine() -> None:
-    for path in H200.rglob("*.json.gz"):
-        meta = json.loads(gzip.decompress(path.read_bytes())) | {"traceEvents": ()}
-        assert meta.keys() > {"deviceProperties"} and not re.search(r"/(?:tmp|work|root|home|opt)/", str(meta)), path
-
-
-def test_device_events_are_joined_by_correlation(tmp_path: Path) -> None:
-    trace = _read(tmp_path, sample())
     thread = trace.threads.index("4/17")
     graph = [one for one in trace.device_events if one.host is not None and one.host.name == "cudaGraphLaunch"]
     assert [one.ordinal for one in graph] == [0, 1, 2, 3, 4]
@@ -79,6 +69,12 @@ def test_device_events_are_joined_by_correlation(tmp_path: Path) -> None:
     assert nccl.kind == "comm" and nccl.start_ns == nccl.end_ns and (nccl.device, nccl.stream) == (1, 20)
     assert nccl.host is not None and nccl.host.name == "cudaLaunchKernelExC"  # the driver call lies inside it
     assert trace.launched == {"cudaGraphLaunch": (1, 0), "cudaLaunchKernelExC": (1, 0)}
+
+
+def test_no_capture_names_a_machine() -> None:
+    for path in H200.rglob("*.json.gz"):
+        meta = json.loads(gzip.decompress(path.read_bytes())) | {"traceEvents": ()}
+        assert meta.keys() > {"deviceProperties"} and not re.search(r"/(?:tmp|work|root|home|opt)/", str(meta)), path
 
 
 def test_what_only_looks_like_device_work_is_left_out(tmp_path: Path) -> None:

@@ -424,26 +424,6 @@ class Ran(NamedTuple):
     stream: int
 
 
-def _trace(folder: Path, calls: Sequence[Call], ran: Sequence[Ran], meta: dict[str, Any] | None = None) -> Trace:
-    events = [
-        event("cuda_runtime", one.name, str(one.start), str(one.length), correlation=one.correlation) | {"tid": one.tid}
-        for one in calls
-    ]
-    events += [kernel(one.name, str(one.start), str(one.length), one.correlation, stream=one.stream) for one in ran]
-    return read_trace(write(folder / "t.json", compact(events, meta or {})))
-
-
-def _said(trace: Trace) -> list[tuple[Any, ...]]:
-    """The device events with their calls, in microseconds."""
-    found: list[tuple[Any, ...]] = []
-    for one in trace.device_events:
-        host = one.host and (
-            one.host.name, one.host.start_ns // 1000, one.host.end_ns // 1000, trace.threads[one.host.thread]
-        )  # fmt: skip
-        found.append((one.name, one.stream, one.start_ns // 1000, one.end_ns // 1000, one.ordinal, host))
-    return found
-
-
 def _expected(calls: Sequence[Call], ran: Sequence[Ran]) -> tuple[list[tuple[Any, ...]], dict[str, tuple[int, int]]]:
     outermost: dict[int, Call] = {}
     for call in sorted(calls, key=lambda one: (one.start, -one.length, one.name, one.tid)):
@@ -482,12 +462,23 @@ def _as_written(columns: tuple[Any, ...], *_: object) -> tuple[np.ndarray, tuple
 def test_events_get_the_calls_and_ordinals_of_a_plain_calculation(
     calls: list[Call], ran: list[Ran], block: int, folder: Path
 ) -> None:
+    events = [
+        event("cuda_runtime", one.name, str(one.start), str(one.length), correlation=one.correlation) | {"tid": one.tid}
+        for one in calls
+    ]
+    events += [kernel(one.name, str(one.start), str(one.length), one.correlation, stream=one.stream) for one in ran]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(columns, "BLOCK", block)
         patch.setattr("strobe.perf.trace.join.mend", _as_written)
-        trace = _trace(folder, calls, ran)
+        trace = read_trace(write(folder / "t.json", compact(events, {})))
     found, launched = _expected(calls, ran)
-    assert _said(trace) == found
+    said: list[tuple[Any, ...]] = []  # the device events with their calls, in microseconds
+    for one in trace.device_events:
+        host = one.host and (
+            one.host.name, one.host.start_ns // 1000, one.host.end_ns // 1000, trace.threads[one.host.thread]
+        )  # fmt: skip
+        said.append((one.name, one.stream, one.start_ns // 1000, one.end_ns // 1000, one.ordinal, host))
+    assert said == found
     if ran or not calls:
         assert trace.launched == launched
 

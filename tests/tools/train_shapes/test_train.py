@@ -7,7 +7,7 @@ import json
 import math
 import random
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
@@ -164,13 +164,8 @@ class Clip:
         self.levels = torch.rand(BATCH, BLOCKS).repeat_interleave(FRAME_BLOCK, dim=1)
         self.text = torch.randn(BATCH, BLOCKS, 5, 12)
 
-    def in_one_pass(self, dit: CausalWan, policy: RingPolicy) -> Tensor:
-        """[B, F, C, Y, X]."""
-        mask = block_causal_mask(policy, BLOCKS, TOKENS)
-        return forward_clip(dit, self.clean, self.noisy, self.levels, self.text.flatten(0, 1), mask)
-
     def as_a_stream(self, dit: CausalWan, policy: RingPolicy) -> Tensor:
-        """The same over the cache; each frame block's clean latents are committed at timestep 0 under its own prompt."""
+        """[B, F, C, Y, X] over the cache; each frame block's clean latents are committed at timestep 0 under its own prompt."""
         shape = CacheShape(num_layers=3, batch=BATCH, tokens_per_frame=TOKENS, num_heads=2, head_dim=24)
         cache = RingCache(shape, policy, device=torch.device("cpu"), dtype=torch.float32)
         cache.keys.fill_(torch.nan)  # what was not written must not be attended
@@ -189,7 +184,9 @@ def test_training_pass_is_the_stream(dit: CausalWan, policy: RingPolicy) -> None
     clip = Clip()
     streamed = clip.as_a_stream(dit, policy)
     assert streamed.isfinite().all() and streamed.std() > 0.1
-    torch.testing.assert_close(clip.in_one_pass(dit, policy), streamed, rtol=0, atol=ELEMENT)
+    mask = block_causal_mask(policy, BLOCKS, TOKENS)
+    in_one_pass = forward_clip(dit, clip.clean, clip.noisy, clip.levels, clip.text.flatten(0, 1), mask)
+    torch.testing.assert_close(in_one_pass, streamed, rtol=0, atol=ELEMENT)
 
 
 @pytest.mark.parametrize("policy", POLICIES, ids=ids)
@@ -448,8 +445,16 @@ def test_a_stage_goes_on_from_its_last_checkpoint(
     monkeypatch.setattr(STAGES[name], "SAVE_EVERY", 0)
     for earlier in list(STAGES)[: list(STAGES).index(name)]:
         shutil.copy(whole[0] / f"{earlier}.safetensors", tmp_path)
+    save = Trainer.save
+
+    def save_once(trainer: Trainer, path: Path) -> None:
+        """Write one checkpoint of the stage; the next attempt is a Ctrl-C."""
+        if path.stem == name and path.exists():
+            raise KeyboardInterrupt
+        save(trainer, path)
+
     with monkeypatch.context() as broken, pytest.raises(KeyboardInterrupt):
-        broken.setattr(Trainer, "save", save_once(name, Trainer.save))
+        broken.setattr(Trainer, "save", save_once)
         list(train(tmp_path, device=CPU))
     updates: list[int] = []
     update = Trainer.update
@@ -465,17 +470,6 @@ def test_a_stage_goes_on_from_its_last_checkpoint(
     for key, tensor in expected.items():
         if key.startswith("weight."):
             torch.testing.assert_close(found[key], tensor, rtol=0, atol=tolerance("resumed weights", "float32"))
-
-
-def save_once(stage: str, save: Callable[[Trainer, Path], None]) -> Callable[[Trainer, Path], None]:
-    """Stand in for `Trainer.save`: one checkpoint of the stage is written, the next attempt is a Ctrl-C."""
-
-    def write(trainer: Trainer, path: Path) -> None:
-        if path.stem == stage and path.exists():
-            raise KeyboardInterrupt
-        save(trainer, path)
-
-    return write
 
 
 def test_the_seed_is_of_weights_and_data(whole: tuple[Path, list[Progress]], tmp_path: Path) -> None:

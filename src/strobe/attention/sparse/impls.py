@@ -21,10 +21,6 @@ from strobe.core.settings import read_settings
 _ATOMICS = "its gradients are added with atomics and differ from run to run"
 
 
-def _refuses_cpu(spec: SparseSpec) -> str | None:
-    return None if spec.device.type == "cpu" else f"it runs on a CPU, the tensors are on {spec.device}"
-
-
 def _refuses_triton(spec: SparseSpec) -> str | None:
     interpreted = spec.device.type == "cpu" and read_settings().triton_interpret
     if reason := (None if interpreted else no_card_for(spec, "sparse", "triton")) or MISSING["triton"]:
@@ -114,7 +110,12 @@ _OURS: Final[tuple[Impl[SparseSpec], ...]] = (
     _operator("cudnn", _refuses_cudnn, "entries", "impl/entries_triton", "impl/padding_triton"),
     _operator("fa4", _refuses_fa4, "entries", "lists", "impl/entries_triton", "impl/padding_triton"),
     _operator("triton", _refuses_triton, "launch", portable=True),
-    Impl(name="cpu", refuses=_refuses_cpu, run=partial(custom_ops.run, "cpu"), operator="sparse"),
+    Impl(
+        name="cpu",
+        refuses=lambda spec: None if spec.device.type == "cpu" else f"it runs on a CPU, the tensors are on {spec.device}",
+        run=partial(custom_ops.run, "cpu"),
+        operator="sparse",
+    ),
     Impl(
         name="flex",
         refuses=_refuses_flex,

@@ -136,7 +136,11 @@ def make_request(q: Tensor, k: Tensor | None, v: Tensor | None, options: Options
     if shards is None and (hides or spreads_keys):
         shards = KVShards.contiguous([kv_len] * num_buffers)
     elif shards is not None:
-        _check_shards(shards, num_buffers, tree.rank if options.kv_placement == "heads" else rank, kv_len)
+        if len(shards.ranks) != num_buffers:
+            raise ShapeError(f"shards: got {len(shards.ranks)} entries, expected {num_buffers}")
+        own = shards.lengths[tree.rank if options.kv_placement == "heads" else rank]
+        if own > kv_len:
+            raise ShapeError(f"k: got {kv_len} rows, expected at least the {own} that shards gives this rank")
     spec = TreeSpec(
         batch=q.shape[0],
         q_len=rows[-1][1],
@@ -194,13 +198,6 @@ def _mask(options: Options, q_len: int, shards: KVShards | None) -> Mask:
     assert shards is not None
     q_start = shards.end - q_len if options.q_start is None else options.q_start
     return Mask(causal=options.causal, window=options.window, sinks=options.sinks, q_start=q_start)
-
-
-def _check_shards(shards: KVShards, num_buffers: int, buffer: int, kv_len: int) -> None:
-    if len(shards.ranks) != num_buffers:
-        raise ShapeError(f"shards: got {len(shards.ranks)} entries, expected {num_buffers}")
-    if shards.lengths[buffer] > kv_len:
-        raise ShapeError(f"k: got {kv_len} rows, expected at least the {shards.lengths[buffer]} that shards gives this rank")
 
 
 def begin(request: TreeRequest, q: Tensor | None, seconds: float) -> Redistribution:

@@ -308,15 +308,6 @@ BACKWARD_FLOPS: Final = 2.5
 """FLOPs of the backward pass / of the forward pass: five matrix products instead of two."""
 
 
-def cell_line(cell: GridCell) -> record.AttentionCell:
-    """Return the cell's place in the grid as a record."""
-    call = None if cell.captured is None else cell.captured[2]
-    facts: dict[str, Any] = {} if call is None else {"layer": call.layer, "step": call.step, "text_tokens": call.text_tokens}
-    return record.AttentionCell(
-        shape=cell.shape.name, sparsity=cell.sparsity, topk=cell.topk, block=cell.block, backward=cell.backward, **facts
-    )
-
-
 def quality(variant: str, reference: Mapping[str, str], tensor: str, close: Mapping[str, float]) -> Iterator[record.Quality]:
     """Yield the quality numbers of one tensor against its reference."""
     for metric, value in close.items():
@@ -614,8 +605,13 @@ def _measure(cell: GridCell, request: Request, place: Path, say: Callable[[str],
     device = resolve_device(request.device)
     automatic = torch.bfloat16 if device.type == "cuda" else torch.float32
     dtype = automatic if request.dtype == "auto" else DTYPES[request.dtype]
+    call = None if cell.captured is None else cell.captured[2]
+    facts: dict[str, Any] = {} if call is None else {"layer": call.layer, "step": call.step, "text_tokens": call.text_tokens}
+    line = record.AttentionCell(
+        shape=cell.shape.name, sparsity=cell.sparsity, topk=cell.topk, block=cell.block, backward=cell.backward, **facts
+    )
     with RunWriter(place) as writer, end_line(writer):
-        writer.append(describe_run(place, device, request.contestants, 0, "attention"), cell_line(cell))
+        writer.append(describe_run(place, device, request.contestants, 0, "attention"), line)
         with Attempt() as attempt:
             inputs = draw(cell, tile=request.tile, dtype=dtype, device=device, seed=request.seed)
             _CellRun(inputs, writer, request, say).measure()

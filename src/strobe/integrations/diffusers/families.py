@@ -188,13 +188,17 @@ def find_transformers(pipe: Any, asks: str = "sparsify") -> dict[str, tuple[nn.M
     given, found = components_of(pipe), {}
     for name, component in given.items():
         module = getattr(component, "_orig_mod", component)  # what torch.compile wrapped
-        _check_sharded(name, module, asks)
-        family = family_of(module)
+        family, inner = family_of(module), bare(module)
+        if is_known(inner) and any(base.__name__ == "FSDPModule" for each in inner.modules() for base in type(each).__mro__):
+            kind = next(model.__name__ for model in _MODELS if isinstance(inner, model))
+            raise ConfigError(
+                f"{asks}: {name or 'the model'}, a {kind}, was sharded by fully_shard; {asks} before fully_shard, which keeps it"
+            )
         if family is not None:
             found[name] = (module, family)
-        elif family_of(bare(module)) is not None:
+        elif family_of(inner) is not None:
             raise ConfigError(
-                f"{asks}: {name or 'this'} is a {type(module).__name__} around a {type(bare(module)).__name__}; "
+                f"{asks}: {name or 'this'} is a {type(module).__name__} around a {type(inner).__name__}; "
                 f"give its .module, or better {asks} the transformer before it is wrapped"
             )
     if not found:
@@ -207,12 +211,3 @@ def find_transformers(pipe: Any, asks: str = "sparsify") -> dict[str, tuple[nn.M
 def is_known(component: Any) -> bool:
     """Whether a component is a transformer of a family, also wrapped, or sharded, which gives it a class of its own."""
     return isinstance(bare(component), _MODELS)
-
-
-def _check_sharded(name: str, module: Any, asks: str) -> None:
-    inner = bare(module)
-    if is_known(inner) and any(base.__name__ == "FSDPModule" for each in inner.modules() for base in type(each).__mro__):
-        kind = next(model.__name__ for model in _MODELS if isinstance(inner, model))
-        raise ConfigError(
-            f"{asks}: {name or 'the model'}, a {kind}, was sharded by fully_shard; {asks} before fully_shard, which keeps it"
-        )

@@ -118,15 +118,11 @@ class TaewDecoder(nn.Module):
             after.append(kept)
             if number % BLOCKS == BLOCKS - 1:
                 x = self.growths[number // BLOCKS](x)
-        frames = _video(self._leave(_pictures(F.relu(x, inplace=True))), batch).movedim(-1, 2)
-        return F.pixel_shuffle(frames, self.patch).clamp(0, 1), tuple(after)
-
-    def _leave(self, pictures: Tensor) -> Tensor:
-        """Convolve `[N, C, Y, X]` to pixels `[N, 3 P P, Y, X]`; on a GPU to eight channels at least, or cuDNN is slow."""
-        weight, bias = self.leave.weight, _bias(self.leave)
-        empty = -len(bias) % 8 if pictures.is_cuda else 0
-        weight = F.pad(weight, (0, 0, 0, 0, 0, 0, 0, empty)).contiguous(memory_format=torch.channels_last)
-        return F.conv2d(pictures, weight, F.pad(bias, (0, empty)), padding=1)[:, : len(bias)]
+        pictures, bias = _pictures(F.relu(x, inplace=True)), _bias(self.leave)
+        empty = -len(bias) % 8 if pictures.is_cuda else 0  # to eight channels at least, or cuDNN is slow
+        weight = F.pad(self.leave.weight, (0, 0, 0, 0, 0, 0, 0, empty)).contiguous(memory_format=torch.channels_last)
+        pixels = F.conv2d(pictures, weight, F.pad(bias, (0, empty)), padding=1)[:, : len(bias)]  # [N, 3 P P, Y, X]
+        return F.pixel_shuffle(_video(pixels, batch).movedim(-1, 2), self.patch).clamp(0, 1), tuple(after)
 
 
 class Taew(nn.Module):

@@ -23,7 +23,7 @@ from strobe.core.device import total_bytes
 from strobe.core.libraries import broken
 from strobe.core.settings import read_settings
 from strobe.perf.records import record
-from strobe.perf.records.record import Clip, Clocks, GpuState, Header, Machine, Memory, RunKind
+from strobe.perf.records.record import Clocks, GpuState, Header, Machine, RunKind
 
 if TYPE_CHECKING:
     import torch
@@ -277,12 +277,6 @@ def held(device: torch.device) -> HeldMemory:
 
     allocated, reserved = torch.cuda.memory_allocated(device), torch.cuda.memory_reserved(device)
     return {**resident, "allocated_bytes": allocated, "reserved_bytes": reserved}
-
-
-def memory_records(clip: Clip, own: Sequence[HeldMemory | None]) -> tuple[Memory, ...]:
-    """Return a record for each frame block of a clip after which the memory was read."""
-    read = ((number, each) for number, each in enumerate(own) if each is not None)
-    return tuple(Memory(variant=clip.variant, clip=clip.clip, frame_block=number, **each) for number, each in read)
 
 
 def _status(name: str) -> int | None:

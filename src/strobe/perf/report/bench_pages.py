@@ -456,7 +456,8 @@ def _serial(row: _Scaled) -> float | None:
 
 def _alone(cells: Sequence[CellRun]) -> dict[int, float]:
     alone = (cell for cell in cells if cell.run.header.world_size == 1)
-    own = gathered((cell.sizes["tokens"], entry.median_ns) for cell in alone for entry in cell.measured if not entry.is_peer)
+    ours = ((cell, entry) for cell in alone for entry in cell.measured if entry.settings is None or not entry.settings.peer)
+    own = gathered((cell.sizes["tokens"], entry.median_ns) for cell, entry in ours)
     return {tokens: min(times) for tokens, times in own.items()}
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final, TypeAlias
 
 from strobe.core.errors import DataError
-from strobe.perf.analysis.runs.compare import is_load, is_own_code
+from strobe.perf.analysis.runs.compare import is_own_code
 from strobe.perf.records.store import RunRecords
 from strobe.perf.report.calls_page import calls_report
 from strobe.perf.report.findings import Finding
@@ -77,7 +77,11 @@ _ALONE: Final[tuple[tuple[Callable[[RunRecords], bool], str, _Page], ...]] = (
         lambda study, *_: (accept_report(study.runs[0].folder), ()),
     ),
     (is_own_code, "functions or programs", lambda study, _, allowed: calls_report(study, allowed)),
-    (is_load, "the viewers of a server", lambda study, *_: (serve_report(study.runs[0].folder), ())),
+    (
+        lambda run: run.header.kind == "serve",
+        "the viewers of a server",
+        lambda study, *_: (serve_report(study.runs[0].folder), ()),
+    ),
     (is_dit_run, "forward passes over a whole clip", lambda study, pair, allowed: None if pair else dit_report(study, allowed)),
 )
 """Runs with a page of their own: how they are told, what they hold, and their page; None: the page of any run."""

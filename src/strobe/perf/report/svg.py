@@ -450,16 +450,6 @@ def _swatches(items: Iterable[tuple[str, str]]) -> str:
     return f'<ul class="legend">{"".join(shown)}</ul>'
 
 
-def _embedded_json(picture: Timeline) -> str:
-    """Return the slices as JSON for the readout; `<`, `>` and `&` are escaped so that no name can close the script element."""
-    keys = {"length": "length_ns", "t": "start_ns", "d": "duration_ns", "n": "name", "k": "kind"}
-    lanes = [{"label": shorten(lane.label)} | {key: getattr(lane, of) for key, of in keys.items()} for lane in picture.lanes]
-    names, kinds = [shorten(name) for name in picture.names], [shorten(kind.label) for kind in picture.kinds]
-    data = {"length": picture.length_ns, "names": names, "kinds": kinds, "lanes": lanes}
-    text = json.dumps(data, separators=(",", ":"), ensure_ascii=True)
-    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
-
-
 def draw_timeline(picture: Timeline, alt: str) -> str:
     """Draw the lanes, the axis and the legend, with the data for the script and the place of its readout."""
     height = len(picture.lanes) * _TIMELINE_LANE + 22
@@ -469,11 +459,18 @@ def draw_timeline(picture: Timeline, alt: str) -> str:
     note = f"Too short to be drawn alone, so sorted by class among their neighbours: {joined}."
     thin = f'<p class="small">{esc(note)}</p>' if joined else ""
     legend = _swatches((kind.style, shorten(kind.label)) for kind in picture.kinds)
+    keys = {"length": "length_ns", "t": "start_ns", "d": "duration_ns", "n": "name", "k": "kind"}
+    slices = [{"label": shorten(lane.label)} | {key: getattr(lane, of) for key, of in keys.items()} for lane in picture.lanes]
+    names, kinds = [shorten(name) for name in picture.names], [shorten(kind.label) for kind in picture.kinds]
+    data = {"length": picture.length_ns, "names": names, "kinds": kinds, "lanes": slices}
+    text = json.dumps(data, separators=(",", ":"), ensure_ascii=True)  # for the readout
+    for mark in "<>&":  # escaped so that no name can close the script element
+        text = text.replace(mark, f"\\u{ord(mark):04x}")
     return (
         f'<div class="timeline" data-lane="{_TIMELINE_LANE}"><svg class="lanes" role="img" height="{height}" tabindex="0">'
         f"<title>{esc(alt)}</title>"
         f"{lanes}{_time_axis(picture.length_ns, len(picture.lanes) * _TIMELINE_LANE)}</svg>"
         f'<div class="x-title">ms from the start</div>'
         f'<p class="readout" aria-live="polite"></p>{legend}{thin}'
-        f'<script type="application/json">{_embedded_json(picture)}</script></div>'
+        f'<script type="application/json">{text}</script></div>'
     )

@@ -125,21 +125,16 @@ def _check(graph: WorkGraph, found: CriticalPath) -> None:
     assert simulate(graph, graph.duration_ns) == graph.start_ns, "every node begins when it did"
     assert all(edge.source < node and edge.lag_ns >= 0 for node, edges in enumerate(graph.edges) for edge in edges)
     path, parts, _ = found
-    assert sum(part.path_ns for part in parts) == path.duration_ns == _longest(graph)
-
-
-def _longest(graph: WorkGraph) -> int:
-    """The longest path by relaxing edges until nothing changes, in the worst order."""
-    reached = [0] * len(graph.start_ns)
-    changed = True
-    while changed:
+    reached, changed = [0] * len(graph.start_ns), True
+    while changed:  # the longest path by relaxing edges until nothing changes, in the worst order
         changed = False
         for node in reversed(range(len(reached))):
             for source, from_end, lag, _ in graph.edges[node]:
                 since = 0 if source < 0 else reached[source] + (graph.duration_ns[source] if from_end else 0)
                 if since + lag > reached[node]:
                     reached[node], changed = since + lag, True
-    return max(at + took for at, took, event in zip(reached, graph.duration_ns, graph.event, strict=True) if event)
+    longest = max(at + took for at, took, event in zip(reached, graph.duration_ns, graph.event, strict=True) if event)
+    assert sum(part.path_ns for part in parts) == path.duration_ns == longest
 
 
 def test_waiting_for_another_stream_is_seen(tmp_path: Path) -> None:

@@ -308,14 +308,6 @@ def test_p99_needs_enough_samples_and_is_one_of_them(n: int) -> None:
     assert all(type(value) is int for value in (found.n, found.sum_ns, found.min_ns, found.p50_ns, found.max_ns))
 
 
-def _trace(rows: list[tuple[int, int, int, int, bool]]) -> Trace:
-    events = []
-    for called, delay, length, stream, linked in rows:
-        start, host = called + delay, HostEvent("launch", called, called + 1, 0) if linked else None
-        events.append(DeviceEvent("k", "kernel", start, start + length, 0, stream, 0, host))
-    return trace_of(events)
-
-
 def _counted(rows: list[tuple[int, int]], begin: int, end: int) -> Counter[int]:
     """How long the queue has each length: the rows are when each event was launched and when it started."""
     return Counter(sum(called <= now < start for called, start in rows) for now in range(begin, end))
@@ -335,7 +327,11 @@ _ROW = st.tuples(st.integers(0, 60), st.integers(-5, 50), st.integers(0, 20), st
 
 @given(st.lists(_ROW, min_size=1, max_size=40), _WINDOWS)
 def test_queues_against_every_nanosecond(rows: list[tuple[int, int, int, int, bool]], window: Window | None) -> None:
-    trace = _trace(rows)
+    events = []
+    for called, delay, length, stream, linked in rows:
+        start, host = called + delay, HostEvent("launch", called, called + 1, 0) if linked else None
+        events.append(DeviceEvent("k", "kernel", start, start + length, 0, stream, 0, host))
+    trace = trace_of(events)
     (view,) = device_views(trace, window)
     whole, *streams = queues(view)
     known = [(called, called + delay, stream) for called, delay, _, stream, linked in rows if linked]
@@ -418,23 +414,18 @@ def test_a_graph_with_kernels_of_its_own_is_another() -> None:
     assert not short_graphs(trace_of([*alike, *own]))
 
 
-def _backlog(delay_ns: int, bursts: int = 4) -> list[DeviceEvent]:
-    """Bursts of 30 launches into a queue that backs up, then the host stays away until long after it has drained."""
+def test_delays_behind_a_busy_device_do_not_hide_a_late_host() -> None:
+    """Idle for half of the time, all but 1 % of it with the host late; the median launch waits 0.6 ms in the queue."""
     events, now = [], 0
-    for _ in range(bursts):
-        ends = now + delay_ns
+    for _ in range(4):  # bursts of 30 launches into a queue that backs up, then the host stays away until long after it drained
+        ends = now + 6_600
         for i in range(30):
             host = HostEvent("cudaLaunchKernel", now + 10 * i, now + 10 * i + 5, 0)
-            start = max(ends, host.start_ns + delay_ns)
+            start = max(ends, host.start_ns + 6_600)
             ends = start + 40_000
             events.append(_kernel(start, ends, host))
         now = ends + 1_200_000  # the device is idle for half of the time
-    return events
-
-
-def test_delays_behind_a_busy_device_do_not_hide_a_late_host() -> None:
-    """Idle for half of the time, all but 1 % of it with the host late; the median launch waits 0.6 ms in the queue."""
-    (view,) = device_views(trace_of(_backlog(6_600)))
+    (view,) = device_views(trace_of(events))
     found = activity(view)
     assert found.device.idle_ns > 0.4 * found.device.span_ns
     assert found.idle["host_late"] > 0.98 * found.device.idle_ns

@@ -14,7 +14,7 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -127,16 +127,6 @@ def scale_of(layer: str, rank: int, alpha: float | None, adapters: tuple[_Adapte
     return own, f"alpha {alpha:g} / rank {rank}, from its tensors alpha"
 
 
-def in_words(scales: Iterable[tuple[float, str]]) -> str:
-    """Say which scales the layers of a file have and where they are from, the most frequent first."""
-    counted = Counter(scales).most_common()
-    several = len(counted) > 1
-    said = [f"scale {scale:.4g}{f' ({number} layers)' * several}: {origin}" for (scale, origin), number in counted[:SHOWN]]
-    rest = counted[SHOWN:]
-    more = [f"{len(rest)} more scales ({sum(number for _, number in rest)} layers)"] if rest else []
-    return "; ".join([*said, *more]) or "full updates, which have no scale"
-
-
 def _adapter(found: Mapping[str, Any], prefix: str, where: str, file: Path) -> _Adapter:
     kind, start = found.get("peft_type") or "LORA", str(found.get("init_lora_weights"))
     kinds = [name for setting, name in OTHER_KINDS.items() if found.get(setting)]
@@ -244,7 +234,12 @@ def read_lora(path: str | Path) -> Lora:
     digest = hashing(source.files)()
     if any(each.where == WHERE_BESIDE for each in settings):  # the file alone does not say what it does
         digest = hashlib.sha256(f"{digest} {sorted((name, pair.scale) for name, pair in pairs.items())}".encode()).hexdigest()
-    return Lora(name=file.name, weights_hash=digest, pairs=pairs, diffs=diffs, scale=in_words(scales))
+    counted = Counter(scales).most_common()
+    several, rest = len(counted) > 1, counted[SHOWN:]
+    said = [f"scale {scale:.4g}{f' ({number} layers)' * several}: {origin}" for (scale, origin), number in counted[:SHOWN]]
+    said += [f"{len(rest)} more scales ({sum(number for _, number in rest)} layers)"] if rest else []
+    words = "; ".join(said) or "full updates, which have no scale"
+    return Lora(name=file.name, weights_hash=digest, pairs=pairs, diffs=diffs, scale=words)
 
 
 def _what_else(spelled: str) -> str:

@@ -605,25 +605,17 @@ def activity(view: DeviceView) -> Activity:
     for number in different(stream).tolist():
         some = stream == number
         own, stream_ns = counted(some), union_ns(some)
-        pairs, longest_ns = _overlap_within(start[some], end[some])
+        # kernels of one stream overlap under programmatic dependent launch and in graph branches
+        begins, ends = start[some & (end > start)], end[some & (end > start)]
+        later = np.searchsorted(begins, ends, "left") - np.arange(1, len(begins) + 1)
         row = StreamRow(
-            **view.where, **own, stream=number, busy_ns=stream_ns, overlap_ns=own["sum_ns"] - stream_ns, overlap_pairs=pairs,
-            longest_overlap_ns=longest_ns,
+            **view.where, **own, stream=number, busy_ns=stream_ns, overlap_ns=own["sum_ns"] - stream_ns,
+            overlap_pairs=int(later.sum()),
+            longest_overlap_ns=int((np.minimum(reach(begins, ends), ends) - begins).max(initial=0)),  # of one beside earlier ones
         )  # fmt: skip
         of_streams.append(row)
     overhead = _overhead(view) if owned[PROFILER_OVERHEAD] else {}
     return Activity(device, of_kinds, tuple(of_streams), idle, overhead, late_delay_ns)
-
-
-def _overlap_within(start: Ints, end: Ints) -> tuple[int, int]:
-    """Return how many pairs of events of a stream ran at the same time, and for how long at most one ran beside earlier ones.
-
-    Kernels of one stream overlap under programmatic dependent launch and in graph branches.
-    """
-    some = end > start
-    start, end = start[some], end[some]
-    later = np.searchsorted(start, end, "left") - np.arange(1, len(start) + 1)
-    return int(later.sum()), int((np.minimum(reach(start, end), end) - start).max(initial=0))
 
 
 def _verdict(idle: Mapping[str, int], span_ns: int, late_delay_ns: int | None) -> Verdict:

@@ -151,7 +151,12 @@ def label_trace(
         raise DataError(f"{trace.path}: no device events; capture the trace with the accelerator's activities")
     masks = [np.zeros(len(work), np.bool_) if focal is None else matching(trace, work, focal) for _, work in devices]
     if focal is not None and not any(mask.any() for mask in masks):
-        raise DataError(f"{trace.path}: no device event matches {focal!r}; {_longest_names(trace)}")
+        total: Counter[str] = Counter()
+        events = trace.device_events
+        for name, start, end in zip(events.name, events.start_ns, events.end_ns, strict=True):
+            total[kernel_name(events.names[name])] += end - start
+        longest = ", ".join(repr(name) for name, _ in total.most_common(5))
+        raise DataError(f"{trace.path}: no device event matches {focal!r}; its longest: {longest}")
     spent = [
         int((work.end - work.start)[mask if focal is not None else slice(None)].sum())
         for (_, work), mask in zip(devices, masks, strict=True)
@@ -165,14 +170,6 @@ def label_trace(
     counted = tile_of(work.start, intervals_of((step.start_ns, step.end_ns) for step in left_out)) < 0
     sections = None if section is None else sections_of(trace, device, work, section, counted)
     return _cut_device(trace, label, found, (work, masks[chosen], counted), sections)
-
-
-def _longest_names(trace: Trace) -> str:
-    total: Counter[str] = Counter()
-    events = trace.device_events
-    for name, start, end in zip(events.name, events.start_ns, events.end_ns, strict=True):
-        total[kernel_name(events.names[name])] += end - start
-    return f"its longest: {', '.join(repr(name) for name, _ in total.most_common(5))}"
 
 
 def _cut_device(

@@ -742,11 +742,6 @@ class LoadFigures:
         return self.on_time is not None and self.on_time >= HELD and not self.refused and not self.failed and not self.lost
 
 
-def is_load(run: RunRecords) -> bool:
-    """Return whether the run loaded a server."""
-    return run.header.kind == "serve"
-
-
 def figures_of(run: RunRecords) -> tuple[LoadFigures, ...]:
     """Return the figures of each load, in order of the load.
 

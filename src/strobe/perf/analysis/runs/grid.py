@@ -82,11 +82,6 @@ class GridContestant:
         return None if self.variant is None else self.variant.contestant
 
     @property
-    def is_peer(self) -> bool:
-        """Whether its record says that it is another library's."""
-        return self.settings is not None and self.settings.peer
-
-    @property
     def kind(self) -> Work | None:
         """Work that the contestant does: dense attention, the fine stage or the whole operator; None if it was never built."""
         return None if self.settings is None else self.settings.work

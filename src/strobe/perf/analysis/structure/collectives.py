@@ -305,7 +305,10 @@ def collective_skew(traces: Sequence[Trace], windows: Sequence[Window | None] | 
     own = Counter(traces[number].rank for number in {account.trace for account, _ in found})
     problems = [f"rank {rank} has {n} traces, give one of each" for rank, n in own.items() if rank is not None and n > 1]
     groups, by = ([], set[str]()) if problems else _matched([member for _, member in found], ranks, problems)
-    waiting = [(devices, met.of(_all_wait(met.kinds)[met.kind])) for devices, met in groups]
+    waiting = []
+    for devices, met in groups:
+        all_wait = np.array([any(word in _bare(kind.name) for word in _ALL_WAIT) for kind in met.kinds], np.bool_)
+        waiting.append((devices, met.of(all_wait[met.kind])))
     split = [(devices, whole) for devices, met in waiting if len((whole := met.of(met.whole)).start)]
     # by how much the collectives of device `[b]` start after the end of the same on `[a]`, at most
     early = np.full((len(found), len(found)), _NEVER, np.int64)
@@ -365,10 +368,6 @@ def _matched(
         whole = np.all([one.whole for one in same], axis=0)
         groups.append((np.array(here, np.int64), same[0]._replace(start=start, end=end, whole=whole)))
     return groups, by
-
-
-def _all_wait(kinds: Sequence[CollectiveKind]) -> NDArray[np.bool_]:
-    return np.array([any(word in _bare(kind.name) for word in _ALL_WAIT) for kind in kinds], np.bool_)
 
 
 def _by_sequence(met: Sequence[tuple[Member, Ints]]) -> list[Ints]:

@@ -222,7 +222,12 @@ def _settings_section(study: SpeedupStudy) -> Section:
 def banners(study: SpeedupStudy) -> tuple[Banner, ...]:
     """Return banners on why the sides are not comparable, on contradicting figures, and on what weakens the comparison."""
     prevent = obstacles(study.checks)
-    doubts = [*_same_files(study), *map(str, weakening(study.checks))]
+    doubts, (ours, theirs) = list[str](), (side.files for side in study.sides)
+    for path in ours:
+        alike = [each for each in theirs if each.stat().st_size == path.stat().st_size]
+        if any(each.samefile(path) or input_file(each).sha256 == input_file(path).sha256 for each in alike):
+            doubts.append(f"{path.name} is the same file on both sides")
+    doubts += map(str, weakening(study.checks))
     doubts += _unlike_kernels(study)
     doubts += [
         f"{FACTS[name][0]} of the {side.name} is stated as {shown(value)}, and {shown(side.facts[name])} was found: that counts"
@@ -256,14 +261,6 @@ def banners(study: SpeedupStudy) -> tuple[Banner, ...]:
     damage += [(f"log of the {name}", (f"{each.title}, in no figure: {each.left_out}",)) for name, each in timed if each.rejected]
     damage += [(which, trace.damage) for which, trace in traces]
     return (*damage_banners(damage), *(banner for banner in groups if banner.items))
-
-
-def _same_files(study: SpeedupStudy) -> Iterator[str]:
-    ours, theirs = (side.files for side in study.sides)
-    for path in ours:
-        alike = [each for each in theirs if each.stat().st_size == path.stat().st_size]
-        if any(each.samefile(path) or input_file(each).sha256 == input_file(path).sha256 for each in alike):
-            yield f"{path.name} is the same file on both sides"
 
 
 def _unlike_kernels(study: SpeedupStudy) -> Iterator[str]:

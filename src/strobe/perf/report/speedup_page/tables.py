@@ -423,7 +423,9 @@ def timeline_section(study: SpeedupStudy) -> Section | None:
         if side.chosen_trace is None:
             return None
         trace, own = side.chosen_trace
-        tile, what = median_tile(own)
+        ranked = sorted(own.tiles, key=lambda tile: (tile.end_ns - tile.start_ns, tile.index))
+        tile = ranked[(len(ranked) - 1) // 2].index
+        what = f"step {tile + 1} of {len(own.tiles)}" if len(own.tiles) > 1 else "the compared time"
         lanes.append((f"{side.name}, {what}", number, merged(_pieces(trace, own, tile))))
     if not all(pieces for *_, pieces in lanes):
         return None
@@ -433,13 +435,6 @@ def timeline_section(study: SpeedupStudy) -> Section | None:
     figure = Figure(title, "Timeline of one step of both sides; the table gives the sums.", picture, table)
     lead = "The step of median length of each side, each from its own start. Traced, so longer than a step without a profiler."
     return Section("timeline", "One step, before and after", lead, (figure,))
-
-
-def median_tile(own: TracedSide) -> tuple[int, str]:
-    """Return the number of the step of median length, and its name."""
-    ranked = sorted(own.tiles, key=lambda tile: (tile.end_ns - tile.start_ns, tile.index))
-    tile = ranked[(len(ranked) - 1) // 2]
-    return tile.index, f"step {tile.index + 1} of {len(own.tiles)}" if len(own.tiles) > 1 else "the compared time"
 
 
 def _pieces(trace: Trace, own: TracedSide, tile: int) -> Iterator[Piece]:

@@ -204,15 +204,6 @@ def _busy(steps: Iterable[TraceStepRow]) -> Cell:
     return share_cell(sum(busy), sum(length))
 
 
-def _layer_blocks(one: DeviceFindings, top: int) -> Iterator[Block]:
-    if groups := one.layers:
-        yield _first_and_later(one.name, groups, one.ranges.sum_ns)
-        group = next((group for group in groups if not group.inside), groups[0])
-        rows = group.layers
-        caption, notes = f"Each place of {group.name}, {one.name}.", left_out(rows, top, "places are left out")
-        yield table_of(caption, columns(LayerRow), rows[:top], notes=notes, sortable=True, collapsed=True)
-
-
 def _first_and_later(name: str, groups: Sequence[LayerGroup], whole_ns: int) -> Table:
     device = "sum of the durations of the events of a call: p50 over the first calls"
     host = "length of the call: p50 over the first calls"
@@ -259,7 +250,12 @@ def ranges_section(study: TraceStudy) -> Section | None:
             if one.ranges.rows:
                 blocks += _tables(one.name, one.ranges, study.options.top)
                 blocks.append(_flame(one.name, trees[one.device], study.options.top))
-            blocks += _layer_blocks(one, study.options.top)
+            if groups := one.layers:
+                blocks.append(_first_and_later(one.name, groups, one.ranges.sum_ns))
+                group = next((group for group in groups if not group.inside), groups[0])
+                caption, rows, top = f"Each place of {group.name}, {one.name}.", group.layers, study.options.top
+                notes = left_out(rows, top, "places are left out")
+                blocks.append(table_of(caption, columns(LayerRow), rows[:top], notes=notes, sortable=True, collapsed=True))
     lead = "By the ranges and modules that were open around the launch; names that differ in a number at their end are one row."
     return section_of("ranges", "Ranges, modules and layers", lead, blocks)
 
