@@ -22,7 +22,7 @@ from strobe.core.errors import ConfigError, SessionError, ShapeError
 from strobe.core.tolerances import tolerance
 from strobe.engine.config import EngineConfig, Knobs, replace_knobs
 from strobe.engine.model import Model
-from strobe.engine.prompts import Switch
+from strobe.engine.prompts import Mode, Switch
 from strobe.engine.session import Session
 from strobe.engine.stream import FrameBlock
 from tiny_model import PASTS, Make, latents, lora, with_past
@@ -540,6 +540,17 @@ class TestLateTrouble:
             made.append(session._stream.state.next_block)
         assert same_blocks(expected, got)
         assert made[-3] == 5, "frames of the prompt are handed out before the next frame block is made"
+
+    @pytest.mark.parametrize("mode", ["soft", "interpolate"])
+    def test_a_prompt_whose_block_was_given_up_leaves_no_trace(self, make: Make, mode: Mode) -> None:
+        """The past was derived under it: it is derived again under the prompt before."""
+        sessions = make(), make()
+        for session in sessions:
+            list(session.stream(1))
+        sessions[0].prompt("blue square")
+        assert not list(sessions[0].stream(give_up=lambda: True))
+        expected, got = ([session.prompt("green square", mode=mode), *session.stream(2)][1:] for session in sessions[::-1])
+        assert (frames(expected).float() - frames(got).float()).abs().max() <= 1
 
 
 NONE = Knobs(**{each.name: False for each in fields(Knobs)})

@@ -401,8 +401,10 @@ class Stream:
                 self._text = blend, read_blend(self._dit, blend, len(self.config.schedule.timesteps))
         switched = change is not None and change.mode == "recache"
         if (switched or self.state.stale) and self.state.next_block > 0:
-            self._half_way = True
-            self._past.renew(self._dit, self._text[1].kept, self.config.latents_of(self.state.next_block).start, self.state)
+            self._half_way, self.state = True, replace(self.state, stale=True)  # until this frame block is made
+            before = blend if switched or change is None or self.state.blend is None else self.state.blend
+            text = self._text[1] if before is blend else read_blend(self._dit, before, len(self.config.schedule.timesteps))
+            self._past.renew(self._dit, text.kept, self.config.latents_of(self.state.next_block).start, self.state)
         return self._text
 
     def _blend(self, change: Change | None, encoded: Tensor | None) -> Blend:
