@@ -87,7 +87,7 @@ def test_the_nearest_file_is_taken_and_only_that(strobe: Strobe, place: Path, mo
     assert samples(strobe) == 9 and samples(strobe, "--config", str(files[0])) == 2
     assert samples(strobe, "--config", os.devnull) == 1
     assert strobe("doctor", "--config", "gone.toml").err == (
-        f"error: --config gone.toml: no such file; give a file such as strobe.toml, or {os.devnull} for none\n"
+        f"error: --config gone.toml: not a file; give a file such as strobe.toml, or {os.devnull} for none\n"
     )
 
 

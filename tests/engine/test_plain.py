@@ -148,6 +148,8 @@ def test_a_clip_is_fitted_to_the_frame_and_to_whole_groups_of_frames(tiny: Model
     assert larger.shape == (1, 64, 64, 3) and larger[0, 0, 0, 0] < larger[0, 0, -1, 0]
     flat = torch.full((6, 50, 70, 3), 77, dtype=torch.uint8)
     assert torch.equal(fitted(flat, (32, 32), tiny.defaults.stride), torch.full((5, 32, 32, 3), 77, dtype=torch.uint8))
+    with pytest.raises(DataError, match="the clip has 99999x1 pixels, too long and narrow"):
+        fitted(torch.zeros(1, 1, 99_999, 3, dtype=torch.uint8), (32, 32), tiny.defaults.stride)
 
 
 def test_interpolation_gives_the_last_denoise_steps_to_the_new_prompt_first(make: Make, tiny: Model) -> None:

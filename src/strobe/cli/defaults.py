@@ -95,7 +95,7 @@ def find_file(given: Path | None = None) -> Path | None:
         return next(filter(_ours, _candidates()), None)
     if named.is_dir() or not named.exists():
         which = "--config" if given else "STROBE_CONFIG"
-        raise ConfigError(f"{which} {named}: no such file; give a file such as {FILE}, or {os.devnull} for none")
+        raise ConfigError(f"{which} {named}: not a file; give a file such as {FILE}, or {os.devnull} for none")
     return named
 
 

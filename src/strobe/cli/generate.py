@@ -72,7 +72,7 @@ class Engine(ModelFlags):
             why = "it goes with --follow CLIP" if self.follow is None else "give more than 0, up to 1"
             raise ConfigError(f"--strength {self.strength:g}: {why}")
         if self.image is not None and not self.image.is_file():
-            raise DataError(f"cannot read the picture {self.image}: no such file; give a .png, .jpg or .webp file")
+            raise DataError(f"cannot read the picture {self.image}: not a file; give a .png, .jpg or .webp file")
         clip = self.start or self.follow
         if clip is not None and not clip.exists():
             raise DataError(f"cannot read the clip {clip}: no such file; give a video or a folder of pictures")

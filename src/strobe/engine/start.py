@@ -15,6 +15,7 @@ from strobe.engine.config import EngineConfig, ModelDefaults, NoiseSchedule
 from strobe.engine.denoise import BlockNoise
 from strobe.engine.model import Model
 from strobe.engine.resolve import ResolvedConfig
+from strobe.engine.video import MOST_PIXELS
 from strobe.models.vae.taew import Taew
 from strobe.models.wan.flow import add_noise
 
@@ -84,10 +85,15 @@ def fitted(frames: Tensor, size: tuple[int, int], stride: VaeStride) -> Tensor:
 
     Returns:
         uint8 [1 + stride.time * n, *size, 3], the first frames.
+
+    Raises:
+        DataError: a frame that fills the model's has more than `MOST_PIXELS`.
     """
     frames = frames[: len(frames) - (len(frames) - 1) % stride.time]
     scale = max(wanted / own for wanted, own in zip(size, frames.shape[1:3], strict=True))
     height, width = (max(wanted, round(scale * own)) for wanted, own in zip(size, frames.shape[1:3], strict=True))
+    if height * width > MOST_PIXELS:  # of a line of pixels
+        raise DataError(f"the clip has {frames.shape[2]}x{frames.shape[1]} pixels, too long and narrow; cut it")
     if (height, width) != tuple(frames.shape[1:3]):
         planes = frames.permute(0, 3, 1, 2).float()
         planes = functional.interpolate(planes, (height, width), mode="bilinear", antialias=True, align_corners=False)
