@@ -129,12 +129,13 @@ def test_recalls_are_measured_without_compiling() -> None:
 
 
 @pytest.mark.rest
-def test_a_whole_wan_is_one_graph() -> None:
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_a_whole_wan_is_one_graph(dynamic: bool | None) -> None:
     """Compiled before it was made sparse: what was compiled is not used for the other."""
     case = wan(1)
     dense = case.run()
     torch._dynamo.reset()
-    compiled = torch.compile(case.model, fullgraph=True, backend="aot_eager")
+    compiled = torch.compile(case.model, fullgraph=True, backend="eager", dynamic=dynamic)
 
     def run() -> Tensor:
         with torch.no_grad():

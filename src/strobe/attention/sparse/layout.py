@@ -210,9 +210,7 @@ def made_apart(make: Callable[[], Kept]) -> Kept:
 def _tables(layout: TileLayout, device: torch.device) -> _Tables:
     """Return the index tensors of a layout, cached unless a dispatch mode (fake tensors, tracing) makes its own."""
     if torch.compiler.is_compiling():
-        found = _traced(_plain(layout.grid), _plain(layout.tile), index(layout.block), str(device))
-        # of what an operation returns, a compiler knows the shape
-        return _Tables(sizes=found.sizes.detach(), rows=found.rows.detach(), tokens=found.tokens.detach())
+        return _traced(_plain(layout.grid), _plain(layout.tile), index(layout.block), str(device))
     if torch._C._len_torch_dispatch_stack():
         return _made(layout, device)
     return held(_kept(layout, device), device)
@@ -250,4 +248,7 @@ def _made(layout: TileLayout, device: torch.device) -> _Tables:
         (size - torch.arange(0, size, step)).clamp(max=step) for size, step in zip(layout.grid, layout.tile, strict=True)
     ]  # of the tiles along each side
     sizes = (extents[0][:, None, None] * extents[1][:, None] * extents[2]).flatten().to(torch.int32)
-    return _Tables(sizes=sizes.to(device), rows=rows.to(device), tokens=tokens.to(device))
+    found = _Tables(sizes=sizes.to(device), rows=rows.to(device), tokens=tokens.to(device))
+    for table in (found.sizes, found.rows, found.tokens):  # as torch._dynamo.mark_static, which imports the whole compiler
+        table._dynamo_static_indices = {0}  # type: ignore[attr-defined]
+    return found
