@@ -666,8 +666,8 @@ def built(path: Path, **options: Any) -> m.Report:
     return build_trace_report(load_trace_study((path,), TraceOptions(**options)))
 
 
-def sentences(path: Path) -> list[str]:
-    first = built(path).sections[0]
+def sentences(path: Path, **options: Any) -> list[str]:
+    first = built(path, **options).sections[0]
     assert first.id == "answer"
     return [item for block in first.blocks if isinstance(block, m.Notes) for item in block.items]
 
@@ -690,6 +690,12 @@ def test_the_slowest_step_is_named(tmp_path: Path) -> None:
     assert "steps, median 0.5000 ms; the slowest, ProfilerStep#2, takes 1.000 ms, 0.1000 of it idle." in line
     two = sentences(steps_file(tmp_path / "two.json", [300, 800]))  # the median is no sample longer than half of them
     assert any(line.startswith("2 steps, median 0.5000 ms; the slowest, ProfilerStep#1, ") for line in two), two
+    some = sentences(tmp_path / "1.json", window="0..1")  # the slow one lies outside
+    assert "2 steps, median 0.5000 ms." in some
+    assert not any("steps, median" in line for line in sentences(tmp_path / "1.json", window="ProfilerStep#2"))
+    page = built(tmp_path / "1.json", window="0..1")
+    (section,) = (section for section in page.sections if section.id == "steps")
+    assert values(_table(section, "Length of a step"), "steps") == [2]
 
 
 def test_the_time_before_the_first_kernel_and_the_first_step_are_told(tmp_path: Path) -> None:

@@ -35,6 +35,7 @@ from strobe.perf.report.trace_page.device import (
 from strobe.perf.report.trace_page.structure import (
     collectives_section,
     device_kernels,
+    in_window,
     operator_times_section,
     operators_section,
     ranges_section,
@@ -168,11 +169,11 @@ def _spent(by_name: Counter[str]) -> str:
 
 
 def _steps(one: DeviceFindings) -> Iterator[str]:
-    found = one.steps
-    if not isinstance(found, Steps) or len(found.steps) == 1:
+    found = [step for step in one.steps.steps if in_window(step, one.of.window)] if isinstance(one.steps, Steps) else []
+    if len(found) < 2:
         return
-    lengths = [step.length_ns for step in found.steps]
-    median, slowest = percentile(lengths, 0.5), max(found.steps, key=_whole_ns)
+    lengths = [step.length_ns for step in found]
+    median, slowest = percentile(lengths, 0.5), max(found, key=_whole_ns)
     said = f"{len(lengths)} steps, median {_ms(median)} ms"
     if _whole_ns(slowest) > _SLOW_STEP * median:
         said += f"; the slowest, {slowest.step}, takes {_ms(_whole_ns(slowest))} ms"

@@ -104,7 +104,7 @@ def _summary(found: Found) -> Table:
     fields: tuple[Field[tuple[DeviceFindings, Steps, list[TraceStepRow]]], ...] = (
         Field("device", lambda row: row[0].name, Code),
         Field("a step starts with", lambda row: row[1].starts, Code),
-        count("steps", lambda row: len(row[1].steps)),
+        count("steps", lambda row: sum(in_window(step, row[0].of.window) for step in row[1].steps)),
         count("steady", lambda row: len(row[2]), "the steps that the times are of"),
         *spread(lambda row: _described(row[2], "length_ns"), "ms", what="steps", missing=none),
         numeric("busy", lambda row: row[2] or None, "of the steady steps' time", show=_busy, missing=none),
@@ -118,7 +118,7 @@ def _summary(found: Found) -> Table:
         ),
     )
     notes = _spoken((note, one.name) for one, steps in found for note in _step_notes(steps) if note)
-    rows = [(one, steps, [step for step in steps.kept() if _inside(step, one.of.window)]) for one, steps in found]
+    rows = [(one, steps, [step for step in steps.kept() if in_window(step, one.of.window)]) for one, steps in found]
     return table_of("Length of a step, over the steady ones.", fields, rows, notes=notes)
 
 
@@ -147,7 +147,8 @@ def _spoken(told: Iterable[tuple[str, str]]) -> Iterator[str]:
     yield from (f"{first_of(names, 1)}: {note}." for note, names in gathered(told).items())
 
 
-def _inside(step: TraceStepRow, window: Window | None) -> bool:
+def in_window(step: TraceStepRow, window: Window | None) -> bool:
+    """Return whether a step lies in the window."""
     return window is None or (window.start_ns <= step.start_ns and step.end_ns <= window.end_ns)
 
 
@@ -184,7 +185,7 @@ def _steps_table(one: DeviceFindings, steps: Steps, top: int) -> Table:
         share,
         *columns(TraceStepRow, "kernels", "host_ns", "left_out"),
     )
-    shown = [row for row in steps.steps if _inside(row, window)]
+    shown = [row for row in steps.steps if in_window(row, window)]
     table = rows_of(fields, shown, top=top, left="steps")
     notes = []
     if window is None:
