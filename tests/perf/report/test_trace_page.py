@@ -190,6 +190,7 @@ HOST = trace_of((), ops=[HostEvent("aten::mm", 0, 10_000, 0), HostEvent("aten::a
     ("trace", "said"),
     [
         (HOST, "host events only"),
+        (trace_of((), [HostEvent("mine", 0, 10, 0)], counts=ReadCounts(events=1)), "no operator ran while the profiler recorded"),
         (trace_of((), launched={"cudaLaunchKernel": (12, 12)}), "12 launch calls were recorded and no device event answers"),
         (trace_of(()), "t: the trace holds no events at all"),
         (trace_of((), counts=ReadCounts(events=7, truncated=True)), "before the place where the file ends"),

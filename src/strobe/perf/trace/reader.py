@@ -52,6 +52,7 @@ _READ: Final = (
     "read are torch.profiler (.json, .json.gz), JAX and XLA (.trace.json.gz), Ascend (trace_view.json) and Nsight Systems (the "
     "export `nsys export --type sqlite` of a report)"
 )
+NOTHING_RAN: Final = "no operator ran while the profiler recorded, or only in threads other than the one that started it"
 CAPTURES: Final = ("capture_traces", "graph_capture_profile")
 """Folders of traces of the captures of graphs, as vLLM, SGLang and xDiT write them beside the traces of replays."""
 _RANK: Final = re.compile(r"(?:rank_?|TP-)(?P<rank>\d+)")
@@ -144,6 +145,8 @@ def read_trace(
 def _nothing_used(contents: _Contents, counts: ReadCounts) -> str:
     seen = [f"{count} of {repr(name) if name else 'no category'}" for name, count in contents.unused.most_common()]
     processes = list(dict.fromkeys(names_of(contents.names)[0].values()))
+    if processes and not seen:  # what a profiler writes around its events
+        return f"it has no operator, range or device event; {NOTHING_RAN}"
     called = f"; its processes are called {first_of([*map(repr, processes)], _LISTED)}" if processes else ""
     found = f": {first_of(seen, _LISTED, 'categories')}" if seen else ""
     return f"none of its {counts.events} events is one that is read{found}{called}; {_READ}"

@@ -63,6 +63,7 @@ from strobe.perf.table.model import (
 )
 from strobe.perf.table.rows import columns, gathered
 from strobe.perf.trace import Trace
+from strobe.perf.trace.reader import NOTHING_RAN
 
 LAG_HINTS: Final = {
     "host": "the host worked towards its next call",
@@ -298,6 +299,8 @@ def _empty(trace: Trace, label: str) -> Iterator[str]:
         yield f"{label}: the trace holds no events at all"
     elif trace.counts.truncated:
         yield f"{label}: none stands before the place where the file ends; it may have held some"
+    elif not (len(trace.ops) or trace.foreign):
+        yield f"{label}: the trace holds neither device events nor operators; {NOTHING_RAN}"
     else:
         yield f"{label}: the trace holds host events only; the tables are about the host"
 
