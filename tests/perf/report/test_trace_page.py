@@ -197,7 +197,10 @@ HOST = trace_of((), ops=[HostEvent("aten::mm", 0, 10_000, 0), HostEvent("aten::a
     ],
 )
 def test_no_device_events_are_a_result(trace: Trace, said: str) -> None:
-    assert said in titles(build_trace_report(study_of(trace)))["No device events"][0]
+    page = build_trace_report(study_of(trace, steps="mine"))
+    assert said in titles(page)["No device events"][0]
+    assert "Nothing that matches 'mine' starts a step: steps are of device events." in str(page.sections)
+    assert ("ranges on the host" in str(page.sections)) == bool(len(trace.ranges))
 
 
 def test_without_device_events_the_operators_are_shown() -> None:

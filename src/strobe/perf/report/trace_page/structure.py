@@ -90,6 +90,8 @@ def steps_section(study: TraceStudy) -> Section | None:
     seen, top = devices_of(study), study.options.top
     found = [(one, one.steps) for one in seen if isinstance(one.steps, Steps)]
     without = tuple(_spoken((one.steps, one.name) for one in seen if isinstance(one.steps, str)))
+    if study.options.steps and not seen:
+        without = (f"Nothing that matches {study.options.steps!r} starts a step: steps are of device events.",)
     blocks: list[Block] = []
     if found:
         blocks = [_summary(found), *_evidence(found), *(_steps_table(*each, top) for each in found)]
@@ -377,10 +379,10 @@ def operators_section(study: TraceStudy) -> Section | None:
             continue
         if found is None:
             blocks.append(Notes((f"{label}: no device events and no operators.",)))
-            continue
-        fields = columns(OperatorRow, "operator", "calls", "self_ns", "sum_ns", *FIGURES, of=found)
-        blocks.append(_threads(found, label))
-        blocks.append(table_of(f"{label}: operators by self time.", fields, found.rows, top=study.options.top, sortable=True))
+        else:
+            fields = columns(OperatorRow, "operator", "calls", "self_ns", "sum_ns", *FIGURES, of=found)
+            rows = table_of(f"{label}: operators by self time.", fields, found.rows, top=study.options.top, sortable=True)
+            blocks += [_threads(found, label), rows]
         blocks += _ranges(of.read, of.window, label, study.options.top)
     lead = "No device events were recorded, so this is the host's time: what its operators took, each without those it calls."
     return section_of("operators", "Operators", lead, blocks)
