@@ -7,7 +7,7 @@ import math
 import random
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -73,7 +73,9 @@ def test_samples_run_forwards_and_back_after_gate_and_warm_up() -> None:
     assert runs == [*once, ("a", 2), *once[1:], ("a", 2), *once[1:], ("a", 1)]
 
 
-@pytest.mark.parametrize("options", [{"warmup": 0}, {"rounds": 0}, {"tolerance": -1.0}, {"tolerance": math.nan}])
+@pytest.mark.parametrize(
+    "options", [{"warmup": 0}, {"rounds": 0}, {"rounds": 1.5}, {"tolerance": -1.0}, {"tolerance": math.nan}, {"tolerance": "x"}]
+)
 def test_counts_and_tolerances_that_cannot_be_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=r"at least 1|0 or more"):
         strobe.compare({"a": lambda: None, "b": lambda: None}, **options)
@@ -549,11 +551,17 @@ async def later() -> int:
     return 1
 
 
+async def streamed() -> AsyncIterator[int]:
+    yield 1
+
+
 def test_what_has_not_run_or_cannot_be_compared_is_refused() -> None:
     coroutine = later()
     for output, waits in ((lazily(), "list"), (coroutine, "asyncio.run")):
         with pytest.raises(ConfigError, match=rf"nothing has run when it is returned; .* lambda: {waits}\(f\(\)\)$"):
             leaves(output)
     coroutine.close()
+    with pytest.raises(ConfigError, match=r"run\(g\(\)\), where async def g\(\): return \[x async for x"):
+        leaves(streamed())
     with pytest.raises(ConfigError, match=r"out\['model'\] is a Linear, which cannot be compared; .*math\.inf"):
         leaves({"model": torch.nn.Linear(1, 1)})
