@@ -167,6 +167,20 @@ def test_inputs_that_nobody_changes_are_copied_once_for_each() -> None:
     assert x.data_ptr() not in places["a"] | places["b"]
 
 
+def test_what_one_function_sets_for_the_process_is_not_set_for_the_others() -> None:
+    def found() -> tuple[int, torch.dtype, bool]:
+        return torch.get_num_threads(), torch.get_default_dtype(), torch.is_grad_enabled()
+
+    def sets() -> None:
+        torch.set_num_threads(before[0] + 1)
+        torch.set_default_dtype(torch.float64)
+        torch.set_grad_enabled(False)
+
+    before, seen = found(), set()
+    strobe.compare({"sets": sets, "sees": lambda: seen.add(found())}, rounds=1)
+    assert seen == {before} == {found()}
+
+
 def test_an_error_in_a_round_is_the_callers_with_a_note(tmp_path: Path) -> None:
     calls = itertools.count()
 

@@ -298,6 +298,11 @@ SAMPLE_NS: Final = 2_000_000
 """Shorter calls are repeated within a sample until it lasts this long, so that the cost of taking it does not count."""
 LONG_NS: Final = 500_000_000
 """But only until one of the slowest function lasts this long."""
+_SETTINGS: Final[tuple[tuple[Callable[[], Any], Callable[[Any], object]], ...]] = (
+    (torch.get_num_threads, torch.set_num_threads),
+    (torch.get_default_dtype, torch.set_default_dtype),
+    (torch.is_grad_enabled, torch.set_grad_enabled),
+)
 SEED: Final = 0
 """Of torch's random numbers, before each call whose output is compared."""
 
@@ -376,11 +381,14 @@ def measure_calls(
 
 @contextmanager
 def _blamed(name: str, when: str) -> Iterator[None]:
-    """Add to whatever a function raises which one it was, and when."""
-    before = sys.exception()
+    """Add to whatever a function raises which one it was, and when; undo what it sets for all."""
+    before, settings = sys.exception(), [get() for get, _ in _SETTINGS]
     try:
         yield
     finally:
+        for value, (get, put) in zip(settings, _SETTINGS, strict=True):
+            if get() != value:
+                put(value)
         if (error := sys.exception()) is not None and error is not before:
             error.add_note(f"strobe.compare: {name!r} raised this in {when}")
 
