@@ -72,7 +72,6 @@ def trace(
     strobe trace trace.json.gz
     strobe trace rank0.json.gz rank1.json.gz --window ProfilerStep#3 -o pages
     strobe trace traces/ --section "memcpy:end -> flash_fwd -> gather:end" --perfetto out.pftrace
-    strobe trace traces_of_64_ranks/ -o pages
     ```
 
     With --details every operator and synchronisation is read too, for GPU time by operator, the device's peaks and the

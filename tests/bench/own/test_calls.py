@@ -53,6 +53,14 @@ def test_the_ratio_is_exact_under_linear_drift(monkeypatch: pytest.MonkeyPatch, 
         assert found.mean_ns == pytest.approx(2_000_000) and found.min_ns == found.max_ns == 2_000_000
 
 
+def test_an_interval_holds_its_ratio_when_rounds_have_two_peaks(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(0)
+    monkeypatch.setattr(time, "perf_counter_ns", lambda: clock.now_ns)
+    peaks = itertools.cycle((2_850_000, 2_850_000, 3_000_000, 3_000_000))  # two samples a round
+    row = strobe.compare({"a": lambda: clock.work(3_000_000), "b": lambda: clock.work(next(peaks))}, rounds=9)["b"]
+    assert (row.ratio, row.ratio_low, row.verdict) == (1.0, 1.0, "no difference")  # the mean lies in [1.002, 1.045]
+
+
 def test_a_sample_of_short_calls_is_the_mean_of_many(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(0)
     monkeypatch.setattr(time, "perf_counter_ns", lambda: clock.now_ns)

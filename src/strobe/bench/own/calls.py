@@ -185,9 +185,9 @@ def leaves(output: object, path: str = "out") -> Leaves:
         return [(path, _array(output, path))]
     if (items := _items(output)) is None:
         if isinstance(output, _LATER):
-            waits = "asyncio.run(f())" if isinstance(output, Awaitable) else "list(f())"
-            if isinstance(output, AsyncIterator):
-                waits = "asyncio.run(g()), where async def g(): return [x async for x in f()]"
+            wait = "asyncio.run(f())" if isinstance(output, Awaitable) else "list(f())"
+            streams = "asyncio.run(g()), where async def g(): return [x async for x in f()]"
+            waits = streams if isinstance(output, AsyncIterator) else wait
             raise ConfigError(
                 f"{path} is a {type(output).__name__}: nothing has run when it is returned; compare a function that waits for "
                 f"the result, such as lambda: {waits}"
@@ -298,11 +298,6 @@ SAMPLE_NS: Final = 2_000_000
 """Shorter calls are repeated within a sample until it lasts this long, so that the cost of taking it does not count."""
 LONG_NS: Final = 500_000_000
 """But only until one of the slowest function lasts this long."""
-_SETTINGS: Final[tuple[tuple[Callable[[], Any], Callable[[Any], object]], ...]] = (
-    (torch.get_num_threads, torch.set_num_threads),
-    (torch.get_default_dtype, torch.set_default_dtype),
-    (torch.is_grad_enabled, torch.set_grad_enabled),
-)
 SEED: Final = 0
 """Of torch's random numbers, before each call whose output is compared."""
 
@@ -382,13 +377,15 @@ def measure_calls(
 @contextmanager
 def _blamed(name: str, when: str) -> Iterator[None]:
     """Add to whatever a function raises which one it was, and when; undo what it sets for all."""
-    before, settings = sys.exception(), [get() for get, _ in _SETTINGS]
+    before, threads = sys.exception(), torch.get_num_threads()
+    dtype, gradients = torch.get_default_dtype(), torch.is_grad_enabled()
     try:
         yield
     finally:
-        for value, (get, put) in zip(settings, _SETTINGS, strict=True):
-            if get() != value:
-                put(value)
+        torch.set_default_dtype(dtype)
+        torch.set_grad_enabled(gradients)
+        if torch.get_num_threads() != threads:
+            torch.set_num_threads(threads)
         if (error := sys.exception()) is not None and error is not before:
             error.add_note(f"strobe.compare: {name!r} raised this in {when}")
 

@@ -108,10 +108,8 @@ def read_trace(
 
     A truncated or partly malformed file is read as far as possible; `Trace.counts` says what was bad.
 
-    Memory is a constant of some 110 MB plus at most 64 bytes per device event with its launch call (72 if calls last seconds or
-    numbers need 64 bits), 20 per launch call that no device event answers to, 24 per range, module call, allocation and (with
-    `ops`) operator, 10 per operator with recorded sizes (with `shapes`), and some 300 per collective and per kernel that carries
-    a module path; each text is stored once. With `details` an operator has 24 bytes more, a device event 4.
+    Memory is some 110 MB plus at most 72 bytes per device event, 24 per range, module call, allocation and (with `ops`) operator,
+    and some 300 per collective and per kernel that carries a module path. With `details` an operator has 24 bytes more.
 
     Args:
         ops: keep the host operators. Without it they are kept only if there are no device events; the file is read twice then.
