@@ -110,7 +110,8 @@ def stage_rounds(request: LogRequest, name: str = STAGE) -> tuple[StageRounds, .
     chosen = stages or request.log.of("step", name) or (request.log.of("step") if name == STAGE else ())
     found = gathered(((series.name, series.pattern), series) for series in chosen)
     if not found:
-        raise DataError(f"{request.log.path}: no stage {name!r}; {request.log.content}")
+        other = "; --stage chooses another stage" * bool(request.log.of("stage"))
+        raise DataError(f"{request.log.path}: no stage {name!r}; {request.log.content}{other}")
     return tuple(_rounds(request, stage, group) for (stage, _), group in found.items())
 
 
