@@ -108,8 +108,7 @@ def read_trace(
 
     A truncated or partly malformed file is read as far as possible; `Trace.counts` says what was bad.
 
-    Memory is some 110 MB plus at most 72 bytes per device event, 24 per range, module call, allocation and (with `ops`) operator,
-    and some 300 per collective and per kernel that carries a module path. With `details` an operator has 24 bytes more.
+    Memory is some 110 MB plus at most 72 bytes per device event, 24 per range and module call, and 24 to 48 per operator.
 
     Args:
         ops: keep the host operators. Without it they are kept only if there are no device events; the file is read twice then.

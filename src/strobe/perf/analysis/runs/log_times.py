@@ -96,12 +96,8 @@ class StageRounds:
 def stage_rounds(request: LogRequest, name: str = STAGE) -> tuple[StageRounds, ...]:
     """Return the rounds of each stage whose name matches a regular expression, any case; one result per name.
 
-    In a log that times steps and no stage of that name, a round is a step.
-
-    A round of several ranks lasts as long as its slowest rank. Warm-up is left out of one average: the rounds that the log itself
-    calls so; if it calls none, those at the start that are longer than everything in the second half; then what `find_steady`
-    finds to drift. With fewer than `FEWEST` rounds and none called warm-up it is the first one, by a fixed rule. A window leaves
-    out what lies outside it instead.
+    In a log that times steps and no stage of that name, a round is a step. docs/logs.md#rounds-and-the-steady-state says which
+    rounds count; a window leaves out what lies outside it instead.
 
     Raises:
         DataError: the log has no such stage, none of its values can be used, or a unit is not known; see `resolve_units`.
