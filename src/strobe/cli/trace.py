@@ -188,5 +188,7 @@ def _summary(report: model.Report, analysis: Analysis, output: Output) -> Iterat
         more = sum(table.sortable for table in tables) - 1
         if section.id == "kernels" and more > 0:
             yield f"Kernels of {more} more device{'s' if more > 1 else ''}: in the report, which -o FOLDER writes.\n"
+        if section.id == "operators" and len(tables) > 2:
+            yield f"Not shown: {len(tables) - 2} of the tables of operators and ranges; -o FOLDER writes them.\n"
     if len(shown) < len(rest):
         yield "Tables: --details prints them, -o FOLDER writes them as a page."
