@@ -25,9 +25,7 @@ _SHOWN: Final = {
     "steps": (0,), "sections": (0,), "breakdown": (0,), "collectives": (0, 2), "queue": (0,), "critical-path": (0,),
     "what-if": (0,),
 }  # fmt: skip
-"""Positions of the printed tables of each section: devices, causes of idle time, kernels and operators of the first device,
-roofline, threads and operators, steps, sections, pieces of a frame block, exposed communication and waiting across ranks, queue
-length, critical path and what-if."""
+"""Positions of the printed tables of each section."""
 _NOTED: Final = ("steps", "sections", "collectives", "roofline", "critical-path", "what-if")
 """Sections whose remarks are printed too, since they name what could not be found."""
 _ROWS: Final = 15

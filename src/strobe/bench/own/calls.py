@@ -185,9 +185,9 @@ def leaves(output: object, path: str = "out") -> Leaves:
         return [(path, _array(output, path))]
     if (items := _items(output)) is None:
         if isinstance(output, _LATER):
-            wait = "asyncio.run(f())" if isinstance(output, Awaitable) else "list(f())"
-            streams = "asyncio.run(g()), where async def g(): return [x async for x in f()]"
-            waits = streams if isinstance(output, AsyncIterator) else wait
+            waits = "asyncio.run(f())" if isinstance(output, Awaitable) else "list(f())"
+            if isinstance(output, AsyncIterator):
+                waits = "asyncio.run(g()), where async def g(): return [x async for x in f()]"
             raise ConfigError(
                 f"{path} is a {type(output).__name__}: nothing has run when it is returned; compare a function that waits for "
                 f"the result, such as lambda: {waits}"

@@ -96,8 +96,7 @@ class StageRounds:
 def stage_rounds(request: LogRequest, name: str = STAGE) -> tuple[StageRounds, ...]:
     """Return the rounds of each stage whose name matches a regular expression, any case; one result per name.
 
-    In a log that times steps and no stage of that name, a round is a step. docs/logs.md#rounds-and-the-steady-state says which
-    rounds count; a window leaves out what lies outside it instead.
+    In a log that times steps and no stage of that name, a round is a step. docs/logs.md says which rounds count.
 
     Raises:
         DataError: the log has no such stage, none of its values can be used, or a unit is not known; see `resolve_units`.

@@ -31,8 +31,7 @@ _COMPARED: Final = 2_000
 def choose_window(trace: Trace, text: str, steps: str | None = None, zero_ns: int | None = None) -> Window:
     """Find the window that a text describes.
 
-    docs/traces.md#window has the forms. A range or module is from the first start to the last end of the device events that it
-    launched; a step, and a range that alone starts one, lasts until the first device event of the next step.
+    docs/traces.md#window has the forms. A step, and a range that alone starts one, ends where the next step starts.
 
     Args:
         steps: regular expression of the range or kernel that starts a step; found by itself if not given.
