@@ -155,7 +155,6 @@ def test_the_table_of_all_says_not_what_a_document_is_about(strobe: Strobe, plac
     monkeypatch.setenv("STROBE_DEFAULT_SIZE", "480x832")
     Path("page.md").write_text("nothing\n")
     assert strobe("lint", "page.md").code == 0
-    assert "unknown device 'v1'" in strobe("lint", "page.md", "--device", "v1").err
 
 
 def test_a_flag_of_the_file_can_be_turned_off(strobe: Strobe, place: Path) -> None:

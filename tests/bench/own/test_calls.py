@@ -168,14 +168,11 @@ def test_inputs_that_nobody_changes_are_copied_once_for_each() -> None:
 
 
 def test_what_one_function_sets_for_the_process_is_not_set_for_the_others() -> None:
-    def sets() -> None:
-        torch.set_num_threads(before[0] + 1)
-        torch.set_default_dtype(torch.float64)
-        torch.set_grad_enabled(False)
-
     found: Any = lambda: (torch.get_num_threads(), torch.get_default_dtype(), torch.is_grad_enabled())  # noqa: E731
-    before, seen = found(), set()
-    strobe.compare({"sets": sets, "sees": lambda: seen.add(found())}, rounds=1)
+    seen, before, more = set(), found(), torch.get_num_threads() + 1
+    sets = (torch.set_num_threads, more), (torch.set_default_dtype, torch.float64), (torch.set_grad_enabled, False)
+    functions = {"sets": lambda: [put(value) for put, value in sets] and None, "sees": lambda: seen.add(found())}
+    strobe.compare(functions, rounds=1)
     assert seen == {before} == {found()}
 
 

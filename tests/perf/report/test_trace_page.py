@@ -697,8 +697,7 @@ def test_the_slowest_step_is_named(tmp_path: Path) -> None:
     some = sentences(tmp_path / "1.json", window="0..1")  # the slow one lies outside
     assert "2 steps, median 0.5000 ms." in some
     assert not any("steps, median" in line for line in sentences(tmp_path / "1.json", window="ProfilerStep#2"))
-    page = built(tmp_path / "1.json", window="0..1")
-    (section,) = (section for section in page.sections if section.id == "steps")
+    (section,) = (each for each in built(tmp_path / "1.json", window="0..1").sections if each.id == "steps")
     assert values(_table(section, "Length of a step"), "steps") == [2]
 
 
