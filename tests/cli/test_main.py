@@ -329,7 +329,6 @@ WRONG = [
     ("speedup --candidate-trace {trace}", "--candidate-trace is of one: give --baseline-trace too"),
     ("speedup --baseline-log {case}/fa.log --candidate-trace {trace}", "give --candidate-log or --baseline-trace too"),
     ("speedup {trace} {trace} --calls-per-stage 4", "--calls-per-stage: needs a log: --baseline-log FILE and"),
-    ("extract attention --baseline-log {case}/fa.log --range attn", "--range: needs a trace: --baseline-trace FILE"),
     ("speedup {case}/fa.log", "fa.log is the only log: add the other side's; the baseline's comes first"),
     ("speedup {case}/fa.log gone.log", "not a file: gone.log"),
     ("speedup {trace} {trace} {trace}", "these are 3 traces; give two, the baseline's first"),

@@ -647,7 +647,6 @@ def test_rules_are_left_out_by_id() -> None:
         *(({"device": name}, f"unknown device '{name}'") for name in ("V100", "H100 and A100", "H10", "")),
         ({"size": (480, 832)}, "without --model"),
         ({"window": 12}, "without --model and --size and --device"),
-        ({"model": "wan-1.3b"}, "without --size:"),
         ({"model": "wan-1.3b", "size": (480, 832), "device": "h100"}, "without --window:"),
         ({"model": "wan-1.3b", "window": -1}, "positive"),
     ],

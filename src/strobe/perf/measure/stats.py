@@ -87,10 +87,7 @@ def mean_bounds(values: Sequence[float]) -> tuple[float, float]:
 
 
 def paired_interval(log_ratios: Sequence[float], ratio: float | None = None) -> Interval | None:
-    """Return the interval of a ratio from the logarithms of its pairs: exp(mean +- t * s / sqrt(n)); None for fewer than two.
-
-    It is widened to hold `ratio`, the figure it is shown with: a median of two peaks may lie outside.
-    """
+    """Return exp(mean +- t * s / sqrt(n)) of the logarithms of pairs, widened to hold `ratio`; None for fewer than two."""
     if len(log_ratios) < 2:
         return None
     low, high = map(math.exp, mean_bounds(log_ratios))

@@ -41,7 +41,7 @@ def choose_window(trace: Trace, text: str, steps: str | None = None, zero_ns: in
         ConfigError: the text is none of these, or its end is not after its start.
         DataError: the trace does not have what the text asks for, or no events at all.
     """
-    asked = text.strip()
+    asked = str(text).strip()  # in Python, 3 may be a number
     if not any(len(one) for one in (trace.device_events, *_of_host(trace))):
         raise DataError(f"{trace.path}: no events, so there is no window {asked!r} to choose")
     if not asked:
