@@ -389,7 +389,7 @@ WRONG = [
     ("trace mine.txt", "mine.txt"),
     ("trace {trace} --top 0", "--top 0: give 1 or more"),
     ("trace {trace} --window 5..", "the time '5' of the window needs a unit"),
-    ("trace {trace} --format md --format html", "one can be printed; name a folder with -o to write several"),
+    ("trace {trace} --format md --json", "--format md --json: one can be printed; -o FOLDER writes several"),
     ("accept --blocks 2 --device cpu", "2 frame blocks are too few to compare streaming with one pass; give 3 or more"),
     ("accept --preset turbp --device cpu", "unknown preset 'turbp' (did you mean 'turbo'?)"),
     ("accept --prompt 'a green star moving up fast on a forest background'", "the other prompt is the same as the first"),

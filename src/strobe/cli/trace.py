@@ -84,8 +84,8 @@ def trace(
         format: html, md or json: what to write into the folder, by default all of them; without a folder, what to print.
         perfetto: also write a Perfetto file (TrackEvent) of the window; needs the extra perfetto.
     """
-    if out is None and len(format) > 1:
-        raise ConfigError(f"--format {' '.join(format)}: one can be printed; name a folder with -o to write several")
+    if out is None and len(format) + (output.json and bool(format)) > 1:
+        raise ConfigError(f"--format {' '.join(format)}{' --json' * output.json}: one can be printed; -o FOLDER writes several")
     at_least(1, top=analysis.top)
     study = read_traces(
         files, output, top=analysis.top, by=analysis.by, window=analysis.window, sections=analysis.section, steps=analysis.steps,
