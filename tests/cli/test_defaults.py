@@ -150,6 +150,13 @@ def test_a_list_of_the_environment_is_words_of_a_shell(strobe: Strobe, monkeypat
     assert sys.argv == ["strobe", "--switch", "1s:a red square", "2s:blue"]
 
 
+def test_the_table_of_all_says_not_what_a_document_is_about(strobe: Strobe, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (place / "project" / "strobe.toml").write_text('[default]\ndevice = "cpu"\n')  # as in docs/install.md
+    monkeypatch.setenv("STROBE_DEFAULT_SIZE", "480x832")
+    Path("page.md").write_text("nothing\n")
+    assert strobe("lint", "page.md").code == 0
+
+
 def test_a_flag_of_the_file_can_be_turned_off(strobe: Strobe, place: Path) -> None:
     (place / "project" / "strobe.toml").write_text("[doctor]\njson = true\n")
     assert strobe("doctor", "--device", "cpu", "--json=false").out.startswith("ok ")

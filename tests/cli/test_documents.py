@@ -96,7 +96,9 @@ def test_two_unlike_models(tmp_path: Path) -> None:
     meant = strobe_package.compare_traces(*sides, focal="flash", allow_different=found.obstacles, facts={"frames": "9"})
     assert meant.comparable and meant.levels["kernel"].ratio == 1.0
     with pytest.raises(ConfigError, match="'modle'.*did you mean 'model'"):
-        strobe_package.compare_traces(*sides, allow_different=["modle"])
+        strobe_package.compare_traces(*sides, allow_different="modle")  # one is no list of letters
+    with pytest.raises(ConfigError, match="unknown by 'shapes'"):
+        strobe_package.read_trace(sides[0], by="shapes")  # type: ignore[arg-type]
 
 
 def test_runs() -> None:

@@ -74,6 +74,11 @@ def test_the_terminal_answers_what_was_asked(strobe: Strobe, tmp_path: Path) -> 
     assert "rank 0, device 0 and 1 more: no range that launched work and no kernel matches 'nowhere'." in out
     assert strobe("trace", tmp_path).out.startswith("rank 0, device 0 (1 more in the tables): busy ")
     assert "Kernels of 1 more device: in the report" in strobe("trace", tmp_path, "--details").out
+    for rank in (0, 1):
+        host = {"ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 1, "tid": 1, "ts": 5, "dur": 2}
+        (tmp_path / f"host{rank}.json").write_text(json.dumps({"traceEvents": [host]}))
+    hosts = strobe("trace", tmp_path / "host0.json", tmp_path / "host1.json").out  # a table of threads and one of operators each
+    assert "Not shown: 2 of the tables of operators and ranges; -o FOLDER writes them." in hosts
     assert "Length of a step" in strobe("trace", tmp_path / "r0.json", "--details").out
 
 

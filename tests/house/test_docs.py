@@ -129,6 +129,7 @@ def test_flags_in_the_list_of_commands_are_flags() -> None:
     """Verbs of verbs once had the library's negative forms there, which are refused."""
     page = (ROOT / "docs" / "commands.md").read_text(encoding="utf-8")
     assert set(re.findall(r"--(?:no|empty)-[a-z-]+", page)) == {"--no-compile", "--no-switch", "--no-trace"}
+    assert not re.findall(r"^.*(?:e\.g|i\.e|same way)$", page, re.MULTILINE), "the first sentence of a flag's help ends too early"
 
 
 def test_every_module_in_the_tree_of_the_house_exists() -> None:

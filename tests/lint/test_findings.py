@@ -613,7 +613,7 @@ def test_attention_faster_than_the_device(seed: int) -> None:
     ],
 )  # fmt: skip
 def test_the_device_of_a_text(text: str, name: str) -> None:
-    found = options_of(model=None, size=None, window=None, device=text).device
+    found = options_of(model="wan-1.3b", size=(480, 832), window=12, device=text).device
     assert found is not None and found.name == name
 
 
@@ -646,7 +646,8 @@ def test_rules_are_left_out_by_id() -> None:
         ({"model": "wan-1.3"}, "did you mean 'wan-1.3b'"),
         *(({"device": name}, f"unknown device '{name}'") for name in ("V100", "H100 and A100", "H10", "")),
         ({"size": (480, 832)}, "without --model"),
-        ({"window": 12}, "without --model"),
+        ({"window": 12}, "without --model and --size and --device"),
+        ({"model": "wan-1.3b", "size": (480, 832), "device": "h100"}, "without --window:"),
         ({"model": "wan-1.3b", "window": -1}, "positive"),
     ],
 )

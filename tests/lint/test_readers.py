@@ -287,7 +287,8 @@ def test_our_account_of_a_speedup_is_clean(tmp_path: Path, logs: bool) -> None:
 
 
 def test_what_cannot_be_linted(tmp_path: Path) -> None:
-    for name, words in {"none.md": "cannot be read", "page.html": "Markdown"}.items():
+    (tmp_path / "wide.md").write_text("| part | ms |", "utf-16-le")
+    for name, words in {"none.md": "cannot be read", "page.html": "Markdown", "wide.md": "without a byte order mark"}.items():
         with pytest.raises(DataError, match=words):
             lint_file(tmp_path / name)
 

@@ -27,6 +27,8 @@ ANY: Final = "default"
 """The table of every verb."""
 ONLY_TYPED: Final = ("--config", "--debug")
 """What is looked at before there are defaults."""
+FACTS: Final = ("--model", "--size", "--window", "--device")
+"""Flags of `strobe lint` that say what a document is about, not how a verb runs: the table of every verb does not give them."""
 _ENVIRONMENT: Final = "the environment"
 _BOOLS: Final = {"True": "true", "False": "false"}
 """How a flag says what a file says."""
@@ -42,12 +44,13 @@ def fill_in(verb: App, commands: Words, arguments: ArgumentCollection) -> None:
         return
     typed = [token.value for argument in arguments if argument.name == "--config" for token in argument.tokens]
     path, flags = find_file(Path(typed[-1]) if typed else None), flags_of(arguments)
-    for where in (commands, (ANY,)):
+    shared = flags_of(arguments, FACTS if commands == ("lint",) else ())
+    for where, taken in ((commands, flags), ((ANY,), shared)):
         start = "_".join(("strobe", *where, "")).upper()
         _check({name: f"--{name.removeprefix(start).lower().replace('_', '-')}" for name in environment(start)}, flags, where)
-        Env(start, source=_ENVIRONMENT, command=False)(verb, commands, flags)
+        Env(start, source=_ENVIRONMENT, command=False)(verb, commands, taken)
     if path is not None:
-        _from_file(path, read_file(path), verb, commands, flags)
+        _from_file(path, read_file(path), verb, commands, flags, shared)
     quiet = any(each.name == "--quiet" and each.tokens for each in flags)
     if quiet:
         silence_downloads()
@@ -63,11 +66,11 @@ def fill_in(verb: App, commands: Words, arguments: ArgumentCollection) -> None:
         output.note(f"{other} is passed over: it belongs to another user; --config {other} takes it")
 
 
-def flags_of(arguments: ArgumentCollection) -> ArgumentCollection:
+def flags_of(arguments: ArgumentCollection, left_out: Words = ()) -> ArgumentCollection:
     """The flags that may have a default."""
     chosen = ArgumentCollection()  # type: ignore[no-untyped-call]
     named = {each.name: each for each in arguments}
-    chosen.extend(each for flag, each in named.items() if flag.startswith("--") and flag not in ONLY_TYPED)
+    chosen.extend(each for flag, each in named.items() if flag.startswith("--") and flag not in (*ONLY_TYPED, *left_out))
     return chosen
 
 
@@ -80,9 +83,6 @@ def _check(places: Mapping[str, str], flags: ArgumentCollection, where: Words) -
         if flag not in known:
             who = "no verb has" if where == (ANY,) else f"strobe {' '.join(where)} does not have"
             raise ConfigError(f"{place}: {who} a flag {flag}{nearest(flag, known)}")
-
-
-# ---------------------------------------------------------------------------------------------------------------------- the file
 
 
 def find_file(given: Path | None = None) -> Path | None:
@@ -120,7 +120,9 @@ def read_file(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
 
 
-def _from_file(path: Path, tables: dict[str, Any], verb: App, commands: Words, flags: ArgumentCollection) -> None:
+def _from_file(
+    path: Path, tables: dict[str, Any], verb: App, commands: Words, flags: ArgumentCollection, shared: ArgumentCollection
+) -> None:
     """Give the flags of a verb that have no value yet those of its table, then those of the table of all. All tables on the way
     to that of the verb are checked.
     """
@@ -133,13 +135,10 @@ def _from_file(path: Path, tables: dict[str, Any], verb: App, commands: Words, f
                 told = f"no such table{near}; a flag stands below one of {', '.join(allowed)}"
                 raise ConfigError(f"{path}: {'.'.join((*commands[:depth], name))}: {told}")
         found, within = found.get(command, {}), within[command]
-    for where, table in ((commands, found), ((ANY,), tables.get(ANY, {}))):
+    for where, table, taken in ((commands, found, flags), ((ANY,), tables.get(ANY, {}), shared)):
         name = ".".join(where)
-        _check({f"{path}: [{name}] {key}": f"--{key}" for key in table}, flags, where)
-        Dict(tables, source=str(path), root_keys=where, allow_unknown=where == (ANY,))(verb, (), flags)
-
-
-# ---------------------------------------------------------------------------------------------------------------------- the verbs
+        _check({f"{path}: [{name}] {key}": f"--{key}" for key in table}, taken, where)
+        Dict(tables, source=str(path), root_keys=where, allow_unknown=where == (ANY,))(verb, (), taken)
 
 
 def every_verb(words: Words = (), within: App = app) -> Iterator[tuple[Words, App]]:

@@ -40,8 +40,8 @@ class Engine(ModelFlags):
     Args:
         preset: baseline, quality, balanced, turbo, ultra and others, see `strobe presets`.
         image: picture that the clip begins with; scaled to fill the frame, what sticks out is cut off.
-        start: video or folder of pictures that the clip begins with, fitted in the same way; its frame rate is not changed.
-        follow: the same, made anew under the prompt, see --strength; then the clip goes on by itself.
+        start: video or folder of pictures that the clip begins with; fitted in the same way, its frame rate is not changed.
+        follow: video or folder of pictures that is made anew under the prompt, see --strength; then the clip goes on by itself.
         strength: how far --follow leaves its clip: the highest noise level of the schedule that is not above it, up to 1.
         seed: of all noise; the same seed, preset and prompts give the same clip.
         device: auto, cpu, cuda or cuda:N.

@@ -46,10 +46,10 @@ def lint(
     Args:
         files: Markdown, or printed output (.txt, .log).
         ignore: rules to leave out.
-        model: the transformer, e.g. wan-1.3b: its FLOPs bound the times of its parts.
+        model: the transformer, such as wan-1.3b: its FLOPs bound the times of its parts.
         size: height x width in pixels, such as 480x832.
         window: latent frames attended in self-attention, the ones made included.
-        device: the GPU, e.g. h100, "A100 80GB SXM".
+        device: the GPU, such as h100 or "A100 80GB SXM".
     """
     from strobe.lint.document import options_of
     from strobe.lint.rules import chosen_rules, lint_file

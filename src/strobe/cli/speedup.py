@@ -227,6 +227,10 @@ def requests(sides: Sides, comparing: Comparing = COMPARING) -> list[SideRequest
     for flag, texts in given.items():
         if len(texts) > 2:
             raise ConfigError(f"--{flag} {' '.join(texts)}: give one for both sides, or two, the baseline's first")
+    for what, flags in {"log": ("names", "between", "calls_per_stage"), "trace": ("range",)}.items():
+        unread = [f"--{flag.replace('_', '-')}" for flag in flags if getattr(sides, flag)]
+        if unread and not any(getattr(sides, f"{side}_{what}") for side in SIDES):
+            raise ConfigError(f"{', '.join(unread)}: needs a {what}: --baseline-{what} FILE and --candidate-{what} FILE")
     both = []
     for at, name in enumerate(SIDES):
         timer, between, cut = (texts[-1 if at else 0] if texts else "" for texts in given.values())

@@ -25,9 +25,7 @@ _SHOWN: Final = {
     "steps": (0,), "sections": (0,), "breakdown": (0,), "collectives": (0, 2), "queue": (0,), "critical-path": (0,),
     "what-if": (0,),
 }  # fmt: skip
-"""Positions of the printed tables of each section: devices, causes of idle time, kernels and operators of the first device,
-roofline, threads and operators, steps, sections, pieces of a frame block, exposed communication and waiting across ranks, queue
-length, critical path and what-if."""
+"""Positions of the printed tables of each section."""
 _NOTED: Final = ("steps", "sections", "collectives", "roofline", "critical-path", "what-if")
 """Sections whose remarks are printed too, since they name what could not be found."""
 _ROWS: Final = 15
@@ -72,7 +70,6 @@ def trace(
     strobe trace trace.json.gz
     strobe trace rank0.json.gz rank1.json.gz --window ProfilerStep#3 -o pages
     strobe trace traces/ --section "memcpy:end -> flash_fwd -> gather:end" --perfetto out.pftrace
-    strobe trace traces_of_64_ranks/ -o pages
     ```
 
     With --details every operator and synchronisation is read too, for GPU time by operator, the device's peaks and the
@@ -87,8 +84,8 @@ def trace(
         format: html, md or json: what to write into the folder, by default all of them; without a folder, what to print.
         perfetto: also write a Perfetto file (TrackEvent) of the window; needs the extra perfetto.
     """
-    if out is None and len(format) > 1:
-        raise ConfigError(f"--format {' '.join(format)}: one can be printed; name a folder with -o to write several")
+    if out is None and len(format) + (output.json and bool(format)) > 1:
+        raise ConfigError(f"--format {' '.join(format)}{' --json' * output.json}: one can be printed; -o FOLDER writes several")
     at_least(1, top=analysis.top)
     study = read_traces(
         files, output, top=analysis.top, by=analysis.by, window=analysis.window, sections=analysis.section, steps=analysis.steps,
@@ -189,5 +186,7 @@ def _summary(report: model.Report, analysis: Analysis, output: Output) -> Iterat
         more = sum(table.sortable for table in tables) - 1
         if section.id == "kernels" and more > 0:
             yield f"Kernels of {more} more device{'s' if more > 1 else ''}: in the report, which -o FOLDER writes.\n"
+        if section.id == "operators" and len(tables) > 2:
+            yield f"Not shown: {len(tables) - 2} of the tables of operators and ranges; -o FOLDER writes them.\n"
     if len(shown) < len(rest):
         yield "Tables: --details prints them, -o FOLDER writes them as a page."

@@ -253,13 +253,11 @@ def options_of(*, model: str | None, size: tuple[int, int] | None, window: int |
     """Validate the user's statements and derive tokens from them.
 
     Raises:
-        ConfigError: an unknown model or device, a size or a window without a model, or a window that is not positive.
+        ConfigError: an unknown model or device, one of them without the others, or a window that is not positive.
         ShapeError: a size that is not a multiple of the model's stride and patch.
     """
     if window is not None and window <= 0:
         raise ConfigError(f"--window {window}: give a positive number")
-    if model is None and (window is not None or size is not None):
-        raise ConfigError(f"--size and --window say nothing without --model; known: {', '.join(costs.TRANSFORMERS)}")
     if model is not None and model not in costs.TRANSFORMERS:
         raise unknown_choice("model", model, costs.TRANSFORMERS)
     ran = None
@@ -268,6 +266,10 @@ def options_of(*, model: str | None, size: tuple[int, int] | None, window: int |
         ran = costs.device_peaks(device) or next(family, None)
         if ran is None:
             raise unknown_choice("device", device, (each.name for each in costs.DEVICES))
+    given = {"--model": model, "--size": size, "--window": window, "--device": device}
+    needed = list(given)[: 2 if window is None and device is None else 4]
+    if (absent := [flag for flag in needed if given[flag] is None]) and any(given.values()):
+        raise ConfigError(f"what was measured bounds nothing without {' and '.join(absent)}: give them too")
     transformer = None if model is None else costs.TRANSFORMERS[model]
     tokens = transformer.tokens_per_frame(*size) if transformer is not None and size is not None else None
     return LintOptions(model=transformer, tokens_per_frame=tokens, window=window, device=ran)

@@ -827,6 +827,8 @@ def lint_file(path: Path, options: LintOptions | None = None, rules: Rules = RUL
         text = data.decode("utf-16" if data[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig", "replace")
     except OSError as error:
         raise DataError(f"{name}: cannot be read ({error.strerror}); give an existing file") from error
+    if "\0" in text:
+        raise DataError(f"{name}: is binary, or in UTF-16 without a byte order mark; give text, best in UTF-8")
     return findings(READERS[suffix](text), options, rules)
 
 

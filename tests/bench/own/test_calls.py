@@ -7,7 +7,7 @@ import math
 import random
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -73,7 +73,9 @@ def test_samples_run_forwards_and_back_after_gate_and_warm_up() -> None:
     assert runs == [*once, ("a", 2), *once[1:], ("a", 2), *once[1:], ("a", 1)]
 
 
-@pytest.mark.parametrize("options", [{"warmup": 0}, {"rounds": 0}, {"tolerance": -1.0}, {"tolerance": math.nan}])
+@pytest.mark.parametrize(
+    "options", [{"warmup": 0}, {"rounds": 0}, {"rounds": 1.5}, {"tolerance": -1.0}, {"tolerance": math.nan}, {"tolerance": "x"}]
+)
 def test_counts_and_tolerances_that_cannot_be_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=r"at least 1|0 or more"):
         strobe.compare({"a": lambda: None, "b": lambda: None}, **options)
@@ -163,6 +165,15 @@ def test_inputs_that_nobody_changes_are_copied_once_for_each() -> None:
     strobe.compare(functions, inputs=(x,), rounds=2)
     assert all(len(own) <= 2 for own in places.values()), "one for the gate, one for all that follows"
     assert x.data_ptr() not in places["a"] | places["b"]
+
+
+def test_what_one_function_sets_for_the_process_is_not_set_for_the_others() -> None:
+    found: Any = lambda: (torch.get_num_threads(), torch.get_default_dtype(), torch.is_grad_enabled())  # noqa: E731
+    seen, before, more = set(), found(), torch.get_num_threads() + 1
+    sets = (torch.set_num_threads, more), (torch.set_default_dtype, torch.float64), (torch.set_grad_enabled, False)
+    functions = {"sets": lambda: [put(value) for put, value in sets] and None, "sees": lambda: seen.add(found())}
+    strobe.compare(functions, rounds=1)
+    assert seen == {before} == {found()}
 
 
 def test_an_error_in_a_round_is_the_callers_with_a_note(tmp_path: Path) -> None:
@@ -549,11 +560,17 @@ async def later() -> int:
     return 1
 
 
+async def streamed() -> AsyncIterator[int]:
+    yield 1
+
+
 def test_what_has_not_run_or_cannot_be_compared_is_refused() -> None:
     coroutine = later()
     for output, waits in ((lazily(), "list"), (coroutine, "asyncio.run")):
         with pytest.raises(ConfigError, match=rf"nothing has run when it is returned; .* lambda: {waits}\(f\(\)\)$"):
             leaves(output)
     coroutine.close()
+    with pytest.raises(ConfigError, match=r"run\(g\(\)\), where async def g\(\): return \[x async for x"):
+        leaves(streamed())
     with pytest.raises(ConfigError, match=r"out\['model'\] is a Linear, which cannot be compared; .*math\.inf"):
         leaves({"model": torch.nn.Linear(1, 1)})

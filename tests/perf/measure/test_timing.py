@@ -253,7 +253,9 @@ def test_paired_interval_by_hand() -> None:
     half = 4.3026527297 * 0.1 / math.sqrt(3)
     assert found is not None
     assert (found.low, found.high) == pytest.approx((math.exp(0.2 - half), math.exp(0.2 + half)), rel=1e-9)
-    assert stats.paired_interval([0.1]) is None
+    assert stats.paired_interval([0.1], 1.1) is None
+    peaks = stats.paired_interval([0.05] * 5 + [0.0] * 4, math.exp(0.05))  # of the mean: to 1.0493
+    assert peaks is not None and (peaks.low, peaks.high) == (pytest.approx(1.0075, abs=1e-3), math.exp(0.05))
     assert stats.paired_interval([0.0, 0.0, 0.0]) == stats.Interval(low=1.0, high=1.0)
 
 

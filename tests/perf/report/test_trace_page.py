@@ -190,13 +190,17 @@ HOST = trace_of((), ops=[HostEvent("aten::mm", 0, 10_000, 0), HostEvent("aten::a
     ("trace", "said"),
     [
         (HOST, "host events only"),
+        (trace_of((), [HostEvent("mine", 0, 10, 0)], counts=ReadCounts(events=1)), "no operator ran while the profiler recorded"),
         (trace_of((), launched={"cudaLaunchKernel": (12, 12)}), "12 launch calls were recorded and no device event answers"),
         (trace_of(()), "t: the trace holds no events at all"),
         (trace_of((), counts=ReadCounts(events=7, truncated=True)), "before the place where the file ends"),
     ],
 )
 def test_no_device_events_are_a_result(trace: Trace, said: str) -> None:
-    assert said in titles(build_trace_report(study_of(trace)))["No device events"][0]
+    page = build_trace_report(study_of(trace, steps="mine"))
+    assert said in titles(page)["No device events"][0]
+    assert "Nothing that matches 'mine' starts a step: steps are of device events." in str(page.sections)
+    assert ("ranges on the host" in str(page.sections)) == bool(len(trace.ranges))
 
 
 def test_without_device_events_the_operators_are_shown() -> None:
@@ -666,8 +670,8 @@ def built(path: Path, **options: Any) -> m.Report:
     return build_trace_report(load_trace_study((path,), TraceOptions(**options)))
 
 
-def sentences(path: Path) -> list[str]:
-    first = built(path).sections[0]
+def sentences(path: Path, **options: Any) -> list[str]:
+    first = built(path, **options).sections[0]
     assert first.id == "answer"
     return [item for block in first.blocks if isinstance(block, m.Notes) for item in block.items]
 
@@ -690,6 +694,11 @@ def test_the_slowest_step_is_named(tmp_path: Path) -> None:
     assert "steps, median 0.5000 ms; the slowest, ProfilerStep#2, takes 1.000 ms, 0.1000 of it idle." in line
     two = sentences(steps_file(tmp_path / "two.json", [300, 800]))  # the median is no sample longer than half of them
     assert any(line.startswith("2 steps, median 0.5000 ms; the slowest, ProfilerStep#1, ") for line in two), two
+    some = sentences(tmp_path / "1.json", window="0..1")  # the slow one lies outside
+    assert "2 steps, median 0.5000 ms." in some
+    assert not any("steps, median" in line for line in sentences(tmp_path / "1.json", window="ProfilerStep#2"))
+    (section,) = (each for each in built(tmp_path / "1.json", window="0..1").sections if each.id == "steps")
+    assert values(_table(section, "Length of a step"), "steps") == [2]
 
 
 def test_the_time_before_the_first_kernel_and_the_first_step_are_told(tmp_path: Path) -> None:

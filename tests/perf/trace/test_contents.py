@@ -426,6 +426,9 @@ def test_a_file_of_which_nothing_is_used_is_refused_with_what_it_has(read: Any, 
     said = r"none of its 8 events.*6 of 'COLL', 1 of no category; its processes are called 'NCCL rank 0'; read are torch.profiler"
     with pytest.raises(TraceFormatError, match=said):
         read(path)
+    write(path, json.dumps([_named("process_name", "python", 77)]))  # torch.profiler's, of a thread that did nothing
+    with pytest.raises(TraceFormatError, match="no operator, range or device event; no operator ran while the profiler recorded"):
+        read(path)
 
 
 def test_what_is_not_used_beside_what_is_counts(tmp_path: Path) -> None:

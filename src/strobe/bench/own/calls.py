@@ -186,6 +186,8 @@ def leaves(output: object, path: str = "out") -> Leaves:
     if (items := _items(output)) is None:
         if isinstance(output, _LATER):
             waits = "asyncio.run(f())" if isinstance(output, Awaitable) else "list(f())"
+            if isinstance(output, AsyncIterator):
+                waits = "asyncio.run(g()), where async def g(): return [x async for x in f()]"
             raise ConfigError(
                 f"{path} is a {type(output).__name__}: nothing has run when it is returned; compare a function that waits for "
                 f"the result, such as lambda: {waits}"
@@ -342,10 +344,10 @@ def measure_calls(
     The others, and what is raised, are those of `strobe.compare`.
     """
     check_functions(functions)
-    if warmup < 1 or rounds < 1:
-        raise ConfigError(f"warmup and rounds must be at least 1, got {warmup} and {rounds}")
-    if tolerance is not None and not tolerance >= 0:
-        raise ConfigError(f"tolerance={tolerance}: give a relative error of 0 or more; math.inf compares no outputs")
+    if not all(isinstance(number, int | np.integer) and number >= 1 for number in (warmup, rounds)):
+        raise ConfigError(f"warmup and rounds must be whole numbers of at least 1, got {warmup!r} and {rounds!r}")
+    if tolerance is not None and not (isinstance(tolerance, int | float | np.floating) and tolerance >= 0):
+        raise ConfigError(f"tolerance={tolerance!r}: give a relative error of 0 or more; math.inf compares no outputs")
     named = None if device == "auto" else resolve_device(device)
     calls = _FunctionCalls(functions, CallArguments(inputs))
     names, compared = list(functions), tolerance != math.inf
@@ -374,11 +376,16 @@ def measure_calls(
 
 @contextmanager
 def _blamed(name: str, when: str) -> Iterator[None]:
-    """Add to whatever a function raises which one it was, and when."""
-    before = sys.exception()
+    """Add to whatever a function raises which one it was, and when; undo what it sets for all."""
+    before, threads = sys.exception(), torch.get_num_threads()
+    dtype, gradients = torch.get_default_dtype(), torch.is_grad_enabled()
     try:
         yield
     finally:
+        torch.set_default_dtype(dtype)
+        torch.set_grad_enabled(gradients)
+        if torch.get_num_threads() != threads:
+            torch.set_num_threads(threads)
         if (error := sys.exception()) is not None and error is not before:
             error.add_note(f"strobe.compare: {name!r} raised this in {when}")
 

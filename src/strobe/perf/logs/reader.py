@@ -168,7 +168,7 @@ _SHOWN: Final = 120
 _TIME: Final = re.compile(rf"(?P<before>[^\n]*?[A-Za-z][^\n]{{0,80}}?[\s:=(\[]){NUMBER}(?P<gap>\s*){UNIT}")
 _RATE: Final = re.compile(rf"(?P<before>[^\n]*?[A-Za-z][^\n]{{0,80}}?[\s:=(\[]){NUMBER}(?P<gap>\s*)(?P<what>[a-z]{{2,12}})/s\b")
 _KEYED: Final = re.compile(rf"(?P<before>[^\n]*?\b[A-Za-z]\w{{0,60}}_(?P<unit>ns|us|ms|s|sec|seconds)\b[\"']?\s*[:=]\s*){NUMBER}")
-_KINDS: Final = {"step": "step", "attention": "attention", "kernel": "kernel"}
+_KINDS: Final = {word: word for word in ("attention", "kernel", "step")}
 
 
 def proposed(text: str) -> str:
@@ -187,7 +187,9 @@ def proposed(text: str) -> str:
         regex = re.sub(r"\d+", r"\\d+", re.escape(before).replace(r"\ ", " ")).replace("'", ".")
         kind = next((kind for word, kind in _KINDS.items() if word in before.lower()), "stage")
         value = value.replace("WHAT", groups.get("what") or "")
-        line = f"timing = {{ kind = \"{kind}\", {more.format(unit=groups.get('unit'))}regex = '{regex}{value}' }}"
+        found = re.search(r"\w*(?:denois|diffusion)\w*", before, re.ASCII | re.IGNORECASE)  # what --stage looks for
+        name, more = found[0] if found else "timing", more.format(unit=groups.get("unit"))
+        line = f"{name} = {{ kind = \"{kind}\", {more}regex = '{regex}{value}' }}"
         (pattern,) = parse_patterns(tomllib.loads(line), "proposal")
         match = pattern.regex.search(text)
         if match and any(match[group] for group in ("value", "rate") if group in pattern.regex.groupindex):
@@ -345,16 +347,13 @@ class _Reader:
         while len(self._pending) > keep:
             (number, text, _), similar = self._pending.pop(0)
             self._counts["similar" if similar else "ignored"] += 1
-            if not similar:
-                progress = any(mark in text for mark in _PROGRESS)
-                self._counts["progress"] += progress
-                if not (progress or self._proposal or self._series) and (pattern := proposed(text)):
-                    text = text.strip()
-                    shown = repr(text if len(text) <= _SHOWN else f"{text[:_SHOWN]}...")
-                    self._proposal = f"line {number} reads {shown}, which a patterns file with this takes: {pattern}"
-                continue
-            examples = self._similar.setdefault(similar, [])
-            if len(examples) < MAX_EXAMPLES:
+            progress = not similar and any(mark in text for mark in _PROGRESS)
+            self._counts["progress"] += progress
+            if not (progress or self._proposal or self._series) and (pattern := proposed(text)):
+                line = text.strip()
+                shown = repr(line if len(line) <= _SHOWN else f"{line[:_SHOWN]}...")
+                self._proposal = f"line {number} reads {shown}, which a patterns file with this takes: {pattern}"
+            if similar and len(examples := self._similar.setdefault(similar, [])) < MAX_EXAMPLES:
                 examples.append(Sample(number, text[:MAX_TEXT], "", 0))
 
     def _candidates(self, text: str) -> list[Pattern]:

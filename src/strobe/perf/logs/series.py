@@ -148,7 +148,7 @@ class Log:
         similar = f"; lines that look like a timing and match no pattern: {self.counts.similar:,}" if self.counts.similar else ""
         if not has and self.size_bytes > _LONGEST * max(self.counts.lines, 1):
             return "its lines are too long for a text log; strobe trace reads a profiler's trace"
-        has = has or f"no timing in its lines ({self.counts.lines:,})"
+        has = "; ".join((has or f"no timing in its lines ({self.counts.lines:,})", *self.damage))
         if self.proposal:
             return f"it has {has}{similar}; {self.proposal} (--patterns FILE.toml)"
         return f"it has {has}{similar}; a patterns file (--patterns) adds others"

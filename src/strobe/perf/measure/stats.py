@@ -86,12 +86,12 @@ def mean_bounds(values: Sequence[float]) -> tuple[float, float]:
     return mean - half, mean + half
 
 
-def paired_interval(log_ratios: Sequence[float]) -> Interval | None:
-    """Return the interval of a ratio from the logarithms of its pairs: exp(mean +- t * s / sqrt(n)); None for fewer than two."""
+def paired_interval(log_ratios: Sequence[float], ratio: float | None = None) -> Interval | None:
+    """Return exp(mean +- t * s / sqrt(n)) of the logarithms of pairs, widened to hold `ratio`; None for fewer than two."""
     if len(log_ratios) < 2:
         return None
-    low, high = mean_bounds(log_ratios)
-    return Interval(low=math.exp(low), high=math.exp(high))
+    low, high = map(math.exp, mean_bounds(log_ratios))
+    return Interval(low=min(low, ratio or low), high=max(high, ratio or high))
 
 
 def welch_interval(reference: Sequence[float], candidate: Sequence[float]) -> Interval | None:

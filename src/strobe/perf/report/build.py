@@ -33,9 +33,8 @@ def report_and_findings(
 ) -> tuple[Report, tuple[Finding, ...]]:
     """Build the report of one or several run folders, with its findings: each candidate against its reference.
 
-    Ratios stay inside a run; the same variant in two runs is compared only as unpaired. A run of attention calls by themselves,
-    as `strobe profile attention` leaves it, one of `strobe profile dit`, the acceptance of a model, the viewers of a server, and
-    functions or programs give the page of their command; those of single attention calls and servers have no findings.
+    Ratios stay inside a run; the same variant in two runs is compared only as unpaired. Runs of other commands than compare and
+    demo give the page of their command; those of single attention calls and servers have no findings.
 
     Args:
         into: folder the report will be written to, which the clips' paths are relative to; the first run folder if not given.

@@ -52,6 +52,7 @@ _READ: Final = (
     "read are torch.profiler (.json, .json.gz), JAX and XLA (.trace.json.gz), Ascend (trace_view.json) and Nsight Systems (the "
     "export `nsys export --type sqlite` of a report)"
 )
+NOTHING_RAN: Final = "no operator ran while the profiler recorded, or only in threads other than the one that started it"
 CAPTURES: Final = ("capture_traces", "graph_capture_profile")
 """Folders of traces of the captures of graphs, as vLLM, SGLang and xDiT write them beside the traces of replays."""
 _RANK: Final = re.compile(r"(?:rank_?|TP-)(?P<rank>\d+)")
@@ -107,10 +108,7 @@ def read_trace(
 
     A truncated or partly malformed file is read as far as possible; `Trace.counts` says what was bad.
 
-    Memory is a constant of some 110 MB plus at most 64 bytes per device event with its launch call (72 if calls last seconds or
-    numbers need 64 bits), 20 per launch call that no device event answers to, 24 per range, module call, allocation and (with
-    `ops`) operator, 10 per operator with recorded sizes (with `shapes`), and some 300 per collective and per kernel that carries
-    a module path; each text is stored once. With `details` an operator has 24 bytes more, a device event 4.
+    Memory is some 110 MB plus at most 72 bytes per device event, 24 per range and module call, and 24 to 48 per operator.
 
     Args:
         ops: keep the host operators. Without it they are kept only if there are no device events; the file is read twice then.
@@ -144,6 +142,8 @@ def read_trace(
 def _nothing_used(contents: _Contents, counts: ReadCounts) -> str:
     seen = [f"{count} of {repr(name) if name else 'no category'}" for name, count in contents.unused.most_common()]
     processes = list(dict.fromkeys(names_of(contents.names)[0].values()))
+    if processes and not seen:  # what a profiler writes around its events
+        return f"it has no operator, range or device event; {NOTHING_RAN}"
     called = f"; its processes are called {first_of([*map(repr, processes)], _LISTED)}" if processes else ""
     found = f": {first_of(seen, _LISTED, 'categories')}" if seen else ""
     return f"none of its {counts.events} events is one that is read{found}{called}; {_READ}"

@@ -24,7 +24,7 @@ from strobe.perf.analysis.runs.log_times import (
     timings_of,
     unsynchronised,
 )
-from strobe.perf.logs import read_log
+from strobe.perf.logs import load_patterns, read_log
 from strobe.perf.logs.series import Log
 from strobe.perf.report.blocks.logs import stages_section
 
@@ -83,10 +83,21 @@ def test_a_line_that_names_no_rank_is_no_further_rank(tmp_path: Path) -> None:
     assert "the slowest of 2 ranks and of the lines that name none" in str(stages_section([("a.log", (rounds,))]).blocks[0])
 
 
+@pytest.mark.parametrize("line", ["step 1 attention time: 9.5 ms", "DenoisingStage: 9 msec", "DenoisingStage latency: 9 ms"])
+def test_the_pattern_that_an_error_offers_makes_its_command_run(line: str, tmp_path: Path) -> None:
+    read = attention_summary if "attention" in line else stage_rounds
+    path = log_of(tmp_path, line).path
+    with pytest.raises(DataError) as raised:
+        read(LogRequest(log=read_log(path)))
+    offered = str(raised.value).partition("takes: ")[2].partition(" (--patterns")[0]
+    (tmp_path / "mine.toml").write_text(offered)
+    assert read(LogRequest(log=read_log(path, load_patterns(tmp_path / "mine.toml"))))
+
+
 def test_stages_are_chosen_by_name(tmp_path: Path) -> None:
     log = read_log(DATA / "mislabelled_seconds.log")
     assert [rounds.name for rounds in stage_rounds(LogRequest(log=log), ".")] == ["LTX2DenoisingStage", "DecodingStage"]
-    with pytest.raises(DataError, match=r"no stage 'encod'; it has attention 'VSA' \(56\), stage"):
+    with pytest.raises(DataError, match=r"no stage 'encod'; it has attention 'VSA' \(56\), stage.*--stage chooses another"):
         stage_rounds(LogRequest(log=log), "encod")
     with pytest.raises(DataError, match=r"no timing in its lines \(2\); lines that look like a timing and match no pattern: 1;"):
         stage_rounds(LogRequest(log=log_of(tmp_path, ">>>> VSA latency: 5 ms", "nothing")))

@@ -170,7 +170,7 @@ def compare_stage(run: RunRecords, candidate: str, stage: str, *, per_call: bool
     both = [(used[0][at : at + 2], used[1][at : at + 2]) for at in range(0, 2 * len(pairs), 2)]
     ratios = [_ratio(*pair, per_call=per_call) for pair in both]
     delta_ns = statistics.median((_took(b) - _took(c)) / 2 for b, c in both)
-    ratio, interval = statistics.median(ratios), paired_interval([math.log(ratio) for ratio in ratios])
+    interval = paired_interval([math.log(each) for each in ratios], ratio := statistics.median(ratios))
     return Comparison(
         stage=stage,
         per_call=per_call,

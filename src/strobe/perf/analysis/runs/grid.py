@@ -252,7 +252,7 @@ def speedup(reference: GridContestant, entry: GridContestant) -> tuple[Ratio, Ve
         ours, theirs = statistics.fmean(entry.rounds[number]), statistics.fmean(reference.rounds[number])
         ratios.append(theirs / ours)
         deltas.append(theirs - ours)
-    ratio, interval = statistics.median(ratios), paired_interval([math.log(ratio) for ratio in ratios])
+    interval = paired_interval([math.log(each) for each in ratios], ratio := statistics.median(ratios))
     return ratio_cell(ratio, interval), judge(ratio, interval, statistics.median(deltas))
 
 

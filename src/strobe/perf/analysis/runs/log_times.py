@@ -96,12 +96,7 @@ class StageRounds:
 def stage_rounds(request: LogRequest, name: str = STAGE) -> tuple[StageRounds, ...]:
     """Return the rounds of each stage whose name matches a regular expression, any case; one result per name.
 
-    In a log that times steps and no stage of that name, a round is a step.
-
-    A round of several ranks lasts as long as its slowest rank. Warm-up is left out of one average: the rounds that the log itself
-    calls so; if it calls none, those at the start that are longer than everything in the second half; then what `find_steady`
-    finds to drift. With fewer than `FEWEST` rounds and none called warm-up it is the first one, by a fixed rule. A window leaves
-    out what lies outside it instead.
+    In a log that times steps and no stage of that name, a round is a step. docs/logs.md says which rounds count.
 
     Raises:
         DataError: the log has no such stage, none of its values can be used, or a unit is not known; see `resolve_units`.
@@ -110,7 +105,8 @@ def stage_rounds(request: LogRequest, name: str = STAGE) -> tuple[StageRounds, .
     chosen = stages or request.log.of("step", name) or (request.log.of("step") if name == STAGE else ())
     found = gathered(((series.name, series.pattern), series) for series in chosen)
     if not found:
-        raise DataError(f"{request.log.path}: no stage {name!r}; {request.log.content}")
+        other = "; --stage chooses another stage" * bool(request.log.of("stage"))
+        raise DataError(f"{request.log.path}: no stage {name!r}; {request.log.content}{other}")
     return tuple(_rounds(request, stage, group) for (stage, _), group in found.items())
 
 

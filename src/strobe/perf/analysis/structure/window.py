@@ -31,15 +31,7 @@ _COMPARED: Final = 2_000
 def choose_window(trace: Trace, text: str, steps: str | None = None, zero_ns: int | None = None) -> Window:
     """Find the window that a text describes.
 
-    * a range, region or module: from the first start to the last end of the device events that it launched (its host time is
-      something else). Of a name with several calls one is chosen by `name[2]` or `name#2`, counted from 0. A range that alone
-      starts a step, such as `ProfilerStep#3`, is that step: until the first device event of the next one;
-    * `FIRST..LAST`: from the start of one such window to the end of another;
-    * `3` or `3..7`: steps by their number, as tiles of the device's timeline;
-    * `100ms..200ms`, `1.5s..`, `..20us`: from the start of the first device event; units are required.
-
-    In a trace without device events all of this is time of the host: a range or module is the call itself, a step the
-    `ProfilerStep#N` of its number, and times count from the start of the first operator or range.
+    docs/traces.md#window has the forms. A step, and a range that alone starts one, ends where the next step starts.
 
     Args:
         steps: regular expression of the range or kernel that starts a step; found by itself if not given.
@@ -49,7 +41,7 @@ def choose_window(trace: Trace, text: str, steps: str | None = None, zero_ns: in
         ConfigError: the text is none of these, or its end is not after its start.
         DataError: the trace does not have what the text asks for, or no events at all.
     """
-    asked = text.strip()
+    asked = str(text).strip()  # in Python, 3 may be a number
     if not any(len(one) for one in (trace.device_events, *_of_host(trace))):
         raise DataError(f"{trace.path}: no events, so there is no window {asked!r} to choose")
     if not asked:

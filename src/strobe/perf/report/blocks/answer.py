@@ -126,7 +126,7 @@ def level_ratio(finding: Finding, level: LevelSum) -> tuple[Ratio, Comparison | 
     each = zip(level.tiles[0][:many], level.tiles[1][:many], strict=True)
     logs = [math.log(reference / candidate) for reference, candidate in each if reference and candidate]
     ratio = sums[0] * len(level.tiles[1]) / (sums[1] * len(level.tiles[0]))
-    return ratio_cell(ratio, paired_interval(logs)), None
+    return ratio_cell(ratio, paired_interval(logs, ratio)), None
 
 
 def speedups(findings: Sequence[Finding]) -> tuple[Speedup, ...]:

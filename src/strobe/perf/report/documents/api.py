@@ -45,7 +45,6 @@ def read_trace(
     trace.devices[0].busy_ns
     pandas.DataFrame(trace.rows())  # every kernel
     trace.rows("idle")  # why the device was idle
-    trace.rows("operator_times")  # GPU time by operator, input sizes and dtype
     ```
 
     Args:
@@ -62,7 +61,10 @@ def read_trace(
         DataError: a file that is no trace, or holds no such window.
         ConfigError: a window, step or section that is not written as one.
     """
-    options = TraceOptions(by=by, window=window, steps=steps, sections=tuple(sections), details=details)
+    if by not in ("name", "shape"):
+        raise unknown_choice("by", by, ("name", "shape"))
+    cuts = (sections,) if isinstance(sections, str) else tuple(sections)
+    options = TraceOptions(by=by, window=window, steps=steps, sections=cuts, details=details)
     return trace_document(load_trace_study(_listed(paths), options))
 
 
@@ -110,7 +112,8 @@ def compare_traces(
         )
         for name, paths, pattern, definition in zip(NAMES, (baseline, candidate), patterns, definitions, strict=True)
     ]
-    request = SpeedupRequest(baseline=sides[0], candidate=sides[1], steps=steps, allow_different=tuple(allow_different))
+    allowed = (allow_different,) if isinstance(allow_different, str) else tuple(allow_different)
+    request = SpeedupRequest(baseline=sides[0], candidate=sides[1], steps=steps, allow_different=allowed)
     return speedup_document(load_speedup(request))
 
 
@@ -131,7 +134,7 @@ def compare_runs(folders: Paths, *, pair: tuple[str, str] | None = None, allow_d
         DataError: a folder without readable records.
         ConfigError: a run does not have both of the pair, or there is no such fact.
     """
-    listed, allowed = _listed(folders), tuple(allow_different)
+    listed, allowed = _listed(folders), (allow_different,) if isinstance(allow_different, str) else tuple(allow_different)
     report, findings = report_and_findings(listed, pair=pair, allow_different=allowed)
     runs = [read_run(folder) if pair is None else only_pair(read_run(folder), pair) for folder in listed]
     return run_document(runs, report, findings, allowed)

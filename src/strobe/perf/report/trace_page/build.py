@@ -35,6 +35,7 @@ from strobe.perf.report.trace_page.device import (
 from strobe.perf.report.trace_page.structure import (
     collectives_section,
     device_kernels,
+    in_window,
     operator_times_section,
     operators_section,
     ranges_section,
@@ -62,6 +63,7 @@ from strobe.perf.table.model import (
 )
 from strobe.perf.table.rows import columns, gathered
 from strobe.perf.trace import Trace
+from strobe.perf.trace.reader import NOTHING_RAN
 
 LAG_HINTS: Final = {
     "host": "the host worked towards its next call",
@@ -168,11 +170,11 @@ def _spent(by_name: Counter[str]) -> str:
 
 
 def _steps(one: DeviceFindings) -> Iterator[str]:
-    found = one.steps
-    if not isinstance(found, Steps) or len(found.steps) == 1:
+    found = [step for step in one.steps.steps if in_window(step, one.of.window)] if isinstance(one.steps, Steps) else []
+    if len(found) < 2:
         return
-    lengths = [step.length_ns for step in found.steps]
-    median, slowest = percentile(lengths, 0.5), max(found.steps, key=_whole_ns)
+    lengths = [step.length_ns for step in found]
+    median, slowest = percentile(lengths, 0.5), max(found, key=_whole_ns)
     said = f"{len(lengths)} steps, median {_ms(median)} ms"
     if _whole_ns(slowest) > _SLOW_STEP * median:
         said += f"; the slowest, {slowest.step}, takes {_ms(_whole_ns(slowest))} ms"
@@ -297,6 +299,8 @@ def _empty(trace: Trace, label: str) -> Iterator[str]:
         yield f"{label}: the trace holds no events at all"
     elif trace.counts.truncated:
         yield f"{label}: none stands before the place where the file ends; it may have held some"
+    elif not (len(trace.ops) or trace.foreign):
+        yield f"{label}: the trace holds neither device events nor operators; {NOTHING_RAN}"
     else:
         yield f"{label}: the trace holds host events only; the tables are about the host"
 

@@ -90,6 +90,8 @@ def steps_section(study: TraceStudy) -> Section | None:
     seen, top = devices_of(study), study.options.top
     found = [(one, one.steps) for one in seen if isinstance(one.steps, Steps)]
     without = tuple(_spoken((one.steps, one.name) for one in seen if isinstance(one.steps, str)))
+    if study.options.steps and not seen:
+        without = (f"Nothing that matches {study.options.steps!r} starts a step: steps are of device events.",)
     blocks: list[Block] = []
     if found:
         blocks = [_summary(found), *_evidence(found), *(_steps_table(*each, top) for each in found)]
@@ -104,7 +106,7 @@ def _summary(found: Found) -> Table:
     fields: tuple[Field[tuple[DeviceFindings, Steps, list[TraceStepRow]]], ...] = (
         Field("device", lambda row: row[0].name, Code),
         Field("a step starts with", lambda row: row[1].starts, Code),
-        count("steps", lambda row: len(row[1].steps)),
+        count("steps", lambda row: sum(in_window(step, row[0].of.window) for step in row[1].steps)),
         count("steady", lambda row: len(row[2]), "the steps that the times are of"),
         *spread(lambda row: _described(row[2], "length_ns"), "ms", what="steps", missing=none),
         numeric("busy", lambda row: row[2] or None, "of the steady steps' time", show=_busy, missing=none),
@@ -118,7 +120,7 @@ def _summary(found: Found) -> Table:
         ),
     )
     notes = _spoken((note, one.name) for one, steps in found for note in _step_notes(steps) if note)
-    rows = [(one, steps, [step for step in steps.kept() if _inside(step, one.of.window)]) for one, steps in found]
+    rows = [(one, steps, [step for step in steps.kept() if in_window(step, one.of.window)]) for one, steps in found]
     return table_of("Length of a step, over the steady ones.", fields, rows, notes=notes)
 
 
@@ -147,7 +149,8 @@ def _spoken(told: Iterable[tuple[str, str]]) -> Iterator[str]:
     yield from (f"{first_of(names, 1)}: {note}." for note, names in gathered(told).items())
 
 
-def _inside(step: TraceStepRow, window: Window | None) -> bool:
+def in_window(step: TraceStepRow, window: Window | None) -> bool:
+    """Return whether a step lies in the window."""
     return window is None or (window.start_ns <= step.start_ns and step.end_ns <= window.end_ns)
 
 
@@ -184,7 +187,7 @@ def _steps_table(one: DeviceFindings, steps: Steps, top: int) -> Table:
         share,
         *columns(TraceStepRow, "kernels", "host_ns", "left_out"),
     )
-    shown = [row for row in steps.steps if _inside(row, window)]
+    shown = [row for row in steps.steps if in_window(row, window)]
     table = rows_of(fields, shown, top=top, left="steps")
     notes = []
     if window is None:
@@ -376,10 +379,10 @@ def operators_section(study: TraceStudy) -> Section | None:
             continue
         if found is None:
             blocks.append(Notes((f"{label}: no device events and no operators.",)))
-            continue
-        fields = columns(OperatorRow, "operator", "calls", "self_ns", "sum_ns", *FIGURES, of=found)
-        blocks.append(_threads(found, label))
-        blocks.append(table_of(f"{label}: operators by self time.", fields, found.rows, top=study.options.top, sortable=True))
+        else:
+            fields = columns(OperatorRow, "operator", "calls", "self_ns", "sum_ns", *FIGURES, of=found)
+            rows = table_of(f"{label}: operators by self time.", fields, found.rows, top=study.options.top, sortable=True)
+            blocks += [_threads(found, label), rows]
         blocks += _ranges(of.read, of.window, label, study.options.top)
     lead = "No device events were recorded, so this is the host's time: what its operators took, each without those it calls."
     return section_of("operators", "Operators", lead, blocks)
