@@ -12,6 +12,7 @@ import pytest
 
 import strobe
 from live_server import CIRCLE, SQUARE, STAR, Running, answer, jpegs, only_prompts_leave_frames_out, pictures, serving
+from strobe.engine.session import Session
 from strobe.serve import protocol
 from strobe.serve.client import LoadViewer, RefusedError, watch
 
@@ -163,3 +164,23 @@ async def test_a_server_that_ends_tells_its_viewers_and_the_next_one_goes_on(tmp
             found += await pictures(viewer, 20)
     assert [picture.frame for picture in found] == list(range(len(found)))
     assert [picture.data for picture in found] == jpegs(2 + len(found) // 12)[: len(found)]
+
+
+@pytest.mark.parametrize("way", ["closed", "fails"])
+async def test_what_becomes_of_a_stream_while_its_snapshot_is_copied_stops_no_other(
+    servers: tuple[Running, Running], way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = servers[0]
+
+    def snapshot(session: Session) -> Any:
+        monkeypatch.undo()
+        if way == "fails":
+            raise MemoryError
+        here.hub.keeper.end(viewer.welcome.stream)
+        return session.snapshot()
+
+    async with asyncio.timeout(20), watch(here.ws, prompt=CIRCLE) as viewer:
+        monkeypatch.setattr(Session, "snapshot", snapshot)
+        await (pictures(viewer, 40) if way == "closed" else answer(viewer, protocol.Ended))
+    async with asyncio.timeout(20), watch(here.ws, prompt=CIRCLE) as other:
+        await pictures(other, 1)

@@ -176,7 +176,7 @@ async def hand_over(hub: Hub, keeper: Keeper) -> None:
     for channel in kept:
         try:
             saving.append(asyncio.wrap_future(await hub.on_device(partial(_saved, hub, keeper, channel.name))))
-        except (StrobeError, KeyError) as error:
+        except StrobeError as error:
             log_event("not kept", stream=channel.name, error=str(error))
     if saving:
         await asyncio.wait(saving, timeout=SAVE_WITHIN_S)
