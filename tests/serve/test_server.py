@@ -7,7 +7,7 @@ import base64
 import socket
 import time
 from collections.abc import Coroutine
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -226,9 +226,9 @@ def test_a_viewer_that_goes_amid_opening_or_closing_leaves_no_stream_on_the_devi
         await hub.on_device(lambda: None)  # what was handed in before is done
 
     async def both() -> None:
-        await cancelled(hub.new_stream("ghost", lambda: hub.worker.open("ghost", origin)))
+        await cancelled(hub.new_stream("ghost", "turbo", lambda: hub.worker.open("ghost", origin)))
         assert "ghost" not in hub.worker._playing
-        stream = await hub.new_stream("guest", lambda: hub.worker.open("guest", origin))
+        stream = await hub.new_stream("guest", "turbo", lambda: hub.worker.open("guest", origin))
         assert "guest" in hub.worker._playing
         await cancelled(hub.drop(hub.add(stream, "jpeg")))
         assert "guest" not in hub.worker._playing
@@ -275,6 +275,15 @@ async def test_what_holds_a_prompt_up_counts(running: Running, monkeypatch: pyte
 async def opened(url: str, **asked: Any) -> str:
     async with watch(url, **({"prompt": CIRCLE} | asked)) as viewer:
         return viewer.welcome.preset
+
+
+async def test_of_viewers_who_come_at_once_no_more_are_let_in_than_fit(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(running.hub.worker, "most", 1)
+    running.hub.worker.submit(lambda: time.sleep(1.0))  # until all have asked
+    async with AsyncExitStack() as stack:
+        come = [stack.enter_async_context(watch(running.ws, prompt=CIRCLE)) for _ in range(4)]
+        found = await asyncio.gather(*come, return_exceptions=True)
+        assert sum("more are not allowed" in str(each) for each in found) == 3, found
 
 
 async def test_the_server_s_status_and_sentence_are_passed_on(closed: Running, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -157,7 +157,9 @@ class Connection:
             raise refused
         name = secrets.token_hex(4)
         try:
-            stream = await self.hub.new_stream(name, lambda: worker.open(name, origin))
+            stream = await self.hub.new_stream(name, preset, lambda: worker.open(name, origin))
+        except NotOpenedError:
+            raise
         except StrobeError as error:
             raise NotOpenedError("prompt", str(error)) from error
         channel = self.hub.add(stream, message.codec)
@@ -333,7 +335,7 @@ class Connection:
             worker.adopt(other)
             return other
 
-        other = self.hub.add(await self.hub.new_stream(name, fork), channel.codec)
+        other = self.hub.add(await self.hub.new_stream(name, channel.preset, fork), channel.codec)
         await self.hub.keep(other)
         self._post(protocol.Forked(stream=other.name, secret=other.secret, branch=branch))
 

@@ -257,14 +257,20 @@ class Hub:
         """
         return await waited(asyncio.wrap_future(self.worker.submit(work)))
 
-    async def new_stream(self, name: str, make: Callable[[], LiveStream]) -> LiveStream:
-        """Make a stream on the device's thread; close it again if whoever awaits it is cancelled.
+    async def new_stream(self, name: str, preset: str, make: Callable[[], LiveStream]) -> LiveStream:
+        """Make a stream on the device's thread if it fits by then; close it again if whoever awaits it is cancelled.
 
         Raises:
-            StrobeError: what `make` raised.
+            StrobeError: others took its place meanwhile, or what `make` raised.
         """
+
+        def admitted() -> LiveStream:
+            if (refused := self.worker.refusal(preset)) is not None:
+                raise refused
+            return make()
+
         try:
-            return await self.on_device(make)
+            return await self.on_device(admitted)
         except asyncio.CancelledError:
             self.worker.submit(lambda: self.worker.drop(name))
             raise

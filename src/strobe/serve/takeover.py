@@ -131,7 +131,7 @@ async def _begin(
     for state in (*states, None):
         try:
             snapshot = None if state is None else await asyncio.to_thread(keeper.store.load, place, state)
-            return await hub.new_stream(saved.name, lambda state=state, snapshot=snapshot: begun(state, snapshot)), state  # type: ignore[misc]
+            return await hub.new_stream(saved.name, saved.origin.preset, partial(begun, state, snapshot)), state
         except (DataError, SessionError) as error:
             log_event("snapshot not used", stream=saved.name, error=str(error))
             if state is None:
