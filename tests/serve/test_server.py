@@ -15,6 +15,7 @@ import av
 import httpx
 import pytest
 import torch
+from websockets.exceptions import ConnectionClosed
 
 import strobe
 from live_server import CIRCLE, SQUARE, TOKEN, Running, answer, jpegs, pictures
@@ -245,6 +246,23 @@ async def test_a_viewer_that_comes_back_while_its_stream_fails_is_told(running: 
     with pytest.raises(SessionError, match="closed"):
         async with watch(running.ws, resume=viewer):
             pass
+
+
+async def test_of_two_connections_that_open_a_stream_again_at_once_one_has_it(running: Running) -> None:
+    async with watch(running.ws, prompt=CIRCLE) as viewer:
+        await pictures(viewer, 5)
+        viewer.socket.transport.abort()
+    running.hub.worker.submit(lambda: time.sleep(1.0))  # until both have asked
+
+    async def come() -> list[int] | str:
+        async with watch(running.ws, resume=viewer.welcome.secret) as again:
+            try:
+                return [picture.frame for picture in await pictures(again, 40)]
+            except ConnectionClosed:
+                return "told to go"
+
+    found = await asyncio.gather(come(), come())
+    assert sorted(map(str, found)) == [str(list(range(5, 45))), "told to go"]
 
 
 KEEP_S = 0.5

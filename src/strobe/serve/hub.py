@@ -430,14 +430,16 @@ class Hub:
         running = channel.playing and channel.send is not None and not channel.asleep and not self.draining
         self.worker.painted(channel.name, channel.generation, channel.painted, running)
 
-    async def pictures(self, channel: Channel, send: Callable[[bytes, bytes], Awaitable[None]]) -> None:
-        """Encode and send frames as they come, until cancelled."""
+    async def pictures(
+        self, channel: Channel, post: Callable[[FromServer], None], send: Callable[[bytes, bytes], Awaitable[None]]
+    ) -> None:
+        """Encode and send frames as they come, until cancelled, while the channel's messages go to `post`."""
         encoder = None
         generation, width, height = -1, 0, 0
         most = JPEGS_UNDER_WAY if channel.codec == "jpeg" else PICTURES_UNDER_WAY
         while True:
             frame = next((each for each in channel.frames if each.number >= channel.cursor), None)
-            if frame is None or channel.cursor - channel.received >= most:
+            if channel.send != post or frame is None or channel.cursor - channel.received >= most:
                 channel.changed.clear()
                 await channel.changed.wait()
                 continue
@@ -447,7 +449,7 @@ class Hub:
             began, made_us = monotonic(), time.time_ns() // 1000
             data, key = await self.loop.run_in_executor(self._pool, encoder.encode, frame.pixels)
             spent = monotonic() - began
-            if generation != channel.generation:
+            if generation != channel.generation or channel.send != post:
                 continue
             channel.cursor, channel.encode_ms = frame.number + 1, channel.encode_ms + spent * 1e3
             picture = Picture(
