@@ -202,13 +202,15 @@ async def test_a_preset_that_stalls_names_a_faster_one_if_there_is_one(running: 
             await viewer.send(protocol.Close())
 
 
-def test_what_operators_read(running: Running) -> None:
+def test_what_operators_read(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     assert httpx.get(f"{running.http}/healthz").json() == {"ok": True, "error": ""}
     ready = httpx.get(f"{running.http}/readyz").json()
     assert ready["ready"] and ready["done"] == ready["total"]
     metrics = httpx.get(f"{running.http}/metrics").text
     for name in ("strobe_streams", "strobe_block_seconds_bucket", "strobe_refused_total", "strobe_device_busy_seconds_total"):
         assert name in metrics
+    monkeypatch.setattr(running.hub, "draining", True)
+    assert httpx.get(f"{running.http}/readyz").status_code == 503  # a proxy that asks sends nobody any more
 
 
 def test_a_viewer_that_goes_amid_opening_or_closing_leaves_no_stream_on_the_device(running: Running) -> None:

@@ -464,7 +464,7 @@ async function warm() {
       }
       return true;
     }
-    if (answer) veil("Warming up", answer.doing, { progress: answer.done / Math.max(1, answer.total) });
+    if (answer) veil(answer.doing === "shut down" ? "Shutting down" : "Warming up", answer.doing, { progress: answer.done / Math.max(1, answer.total) });
     await new Promise((wake) => setTimeout(wake, 250));
   }
 }
