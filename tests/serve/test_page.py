@@ -143,8 +143,12 @@ def test_pause_reset_and_keys(page: Any) -> None:
     page.evaluate("() => document.activeElement.blur()")
     page.keyboard.press("Space")
     wait_for(page, "it did not go on", lambda: picture(page) != still)
+    page.click("#mode + button")
+    page.keyboard.press("Control+b")  # the browser's own
+    page.keyboard.press("b")
+    page.locator("#branches li").wait_for(timeout=10_000)
     page.keyboard.press("/")
-    assert page.evaluate("() => document.activeElement.id") == "prompt"
+    assert page.evaluate("() => document.activeElement.id") == "prompt" and page.locator("#branches li").count() == 1
     page.click("#reset")
     page.get_by_text("began again").wait_for(timeout=20_000)
 

@@ -410,16 +410,13 @@ $("login").addEventListener("submit", async (event) => {
   else $("veil-text").textContent = (await answer.text()).trim();
 });
 addEventListener("keydown", (event) => {
-  const typing = event.target.matches("input, select, textarea, button, a");
-  if (event.key === "/" && !typing) {
-    event.preventDefault();
-    $("prompt").focus();
-    $("prompt").select();
-  } else if (!typing && event.key === " ") {
-    event.preventDefault();
-    $("play").click();
-  } else if (!typing && event.key.toLowerCase() === "b") $("branch").click();
-  else if (!typing && event.key.toLowerCase() === "r") $("record").click();
+  const key = event.key?.toLowerCase(); // autofill has none
+  const control = { "/": "prompt", " ": "play", b: "branch", r: "record" }[key];
+  const own = key === " " ? "input, select, button, a" : "input, select"; // where the key means something else
+  if (!control || event.ctrlKey || event.metaKey || event.altKey || event.target.matches(own)) return;
+  event.preventDefault();
+  if (key === "/") $(control).select(), $(control).focus();
+  else if (!event.repeat) $(control).click();
 });
 
 function figures() {
