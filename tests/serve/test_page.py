@@ -201,6 +201,12 @@ def test_a_lost_connection_comes_back(page: Any) -> None:
     page.locator("#state[data-state='live']").wait_for(timeout=30_000)
     before = picture(page)
     wait_for(page, "no frame after the connection came back", lambda: picture(page) != before)
+    page.click("#play")
+    page.locator("#state[data-state='paused']").wait_for(timeout=10_000)
+    page.evaluate("() => { strobe.player.socket.close(); strobe.player.bufferMs = 0 }")
+    page.wait_for_function("() => strobe.player.tries === 0 && strobe.player.bufferMs")
+    page.wait_for_timeout(500)
+    assert page.inner_text("#state-text") == "paused"
 
 
 def test_prompts_close_together_are_not_written_over_each_other(page: Any) -> None:

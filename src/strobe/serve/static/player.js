@@ -104,6 +104,7 @@ export class Player {
     if (message.type === "welcome") {
       this.tries = 0;
       if (this.secret !== message.secret) this.hear({ type: "state", state: "playing" }); // as a new stream does
+      else if (!this.playing) this.say({ type: "pause" }); // its answer is shown; a server that took it over plays
       this.secret = message.secret;
       this.generation = message.generation;
       this.next = message.resumed_at_frame;
