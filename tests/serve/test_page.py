@@ -196,8 +196,12 @@ def test_a_recorded_clip_downloads(page: Any, tmp_path: Path) -> None:
 
 def test_a_lost_connection_comes_back(page: Any) -> None:
     wait_for(page, "no red circle", lambda: share(page, RED) > 0.03)
-    page.evaluate("() => globalThis.strobe.player.socket.close()")
+    page.evaluate("() => { strobe.player.tries = 4; strobe.player.socket.close() }")  # it waits for longer than its buffer lasts
     page.get_by_text("connection lost").wait_for(timeout=10_000)
+    page.press("#prompt", "Enter")
+    assert "no connection to the server" in page.inner_text("#prompt-said")
+    page.wait_for_function("() => strobe.player.dry !== null")
+    assert "connection lost" in page.inner_text("#state-text")
     page.locator("#state[data-state='live']").wait_for(timeout=30_000)
     before = picture(page)
     wait_for(page, "no frame after the connection came back", lambda: picture(page) != before)

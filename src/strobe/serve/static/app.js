@@ -19,6 +19,10 @@ function say(text, kind = "") {
   $("prompt-said").dataset.kind = kind;
 }
 
+function tell(message) {
+  if (!player.say(message)) say("there is no connection to the server now; ask again once there is", "error");
+}
+
 function state(kind, text) {
   $("state").dataset.state = kind;
   $("state-text").textContent = text;
@@ -117,8 +121,8 @@ const player = new Player($("picture"), {
     const where = document.createElement("small");
     where.textContent = `frame block ${message.frame_block}`;
     what.append(message.name, where);
-    const go = button("Go back", () => player.say({ type: "go", branch: message.branch }));
-    const beside = button("Beside", () => player.say({ type: "fork", branch: message.branch }));
+    const go = button("Go back", () => tell({ type: "go", branch: message.branch }));
+    const beside = button("Beside", () => tell({ type: "fork", branch: message.branch }));
     go.setAttribute("aria-label", `Go back to ${message.name}`);
     beside.setAttribute("aria-label", `Show ${message.name} beside this stream`);
     item.append(thumb, what, go, beside);
@@ -175,7 +179,7 @@ const player = new Player($("picture"), {
     if (tries > 0) explain();
   },
   stall(now) {
-    state(now ? "stalled" : "live", now ? "waiting for frames" : "live");
+    if (player.tries === 0) state(now ? "stalled" : "live", now ? "waiting for frames" : "live");
   },
   paint(meta) {
     skewMs = Math.min(skewMs, meta.arrivedMs - meta.madeMs);
@@ -339,7 +343,7 @@ function fit() {
 function steer(text) {
   $("prompt").value = text;
   show.asked = text;
-  player.say({ type: "prompt", text, mode: $("mode").value || "recache", typed_ms: performance.now() });
+  tell({ type: "prompt", text, mode: $("mode").value || "recache", typed_ms: performance.now() });
 }
 
 function openSecond(secret) {
@@ -374,18 +378,18 @@ $("prompt-form").addEventListener("submit", (event) => {
 });
 $("prompt").addEventListener("input", mark);
 $("mode").addEventListener("change", () => say(`${MODES[$("mode").value] ?? $("mode").value}: ${$("mode").selectedOptions[0].title}`));
-$("play").addEventListener("click", () => player.say({ type: player.playing ? "pause" : "play" }));
-$("reset").addEventListener("click", () => player.say({ type: "reset" }));
-$("branch").addEventListener("click", () => player.say({ type: "mark", name: "" }));
-$("record").addEventListener("click", () => player.say({ type: "record", on: $("record").getAttribute("aria-pressed") !== "true" }));
-$("recipe").addEventListener("click", () => player.say({ type: "recipe" }));
+$("play").addEventListener("click", () => tell({ type: player.playing ? "pause" : "play" }));
+$("reset").addEventListener("click", () => tell({ type: "reset" }));
+$("branch").addEventListener("click", () => tell({ type: "mark", name: "" }));
+$("record").addEventListener("click", () => tell({ type: "record", on: $("record").getAttribute("aria-pressed") !== "true" }));
+$("recipe").addEventListener("click", () => tell({ type: "recipe" }));
 $("close-b").addEventListener("click", closeSecond);
 $("settings").addEventListener("submit", async (event) => {
   event.preventDefault();
   const [file] = $("image").files;
   const asked = { preset: $("preset").value, seed: Number($("seed").value) };
   if (!file) {
-    player.say({ type: "reset", ...asked });
+    tell({ type: "reset", ...asked });
     return;
   }
   const readable = await createImageBitmap(file).catch(() => null); // asked before the stream is given up for it

@@ -87,8 +87,11 @@ export class Player {
     this.retry = setTimeout(() => this.open(), wait);
   }
 
+  // Returns whether there was a connection to say it on.
   say(message) {
-    if (this.socket?.readyState === WebSocket.OPEN) this.socket.send(JSON.stringify(message));
+    const open = this.socket?.readyState === WebSocket.OPEN;
+    if (open) this.socket.send(JSON.stringify(message));
+    return open;
   }
 
   close() {
