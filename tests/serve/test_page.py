@@ -13,6 +13,7 @@ import httpx
 import pytest
 
 from live_server import CHROMIUM, TOKEN, Running, in_shots, recorded, serving
+from strobe.core.errors import SessionError
 from strobe.engine.load import load
 from strobe.engine.prompts import MODES
 from strobe.models.shapes.grammar import BACKGROUNDS, COLOURS
@@ -153,7 +154,7 @@ def test_pause_reset_and_keys(page: Any) -> None:
     page.get_by_text("began again").wait_for(timeout=20_000)
 
 
-def test_branches_go_back_and_beside(page: Any) -> None:
+def test_branches_go_back_and_beside(page: Any, here: Running) -> None:
     wait_for(page, "no red circle", lambda: share(page, RED) > 0.03)
     page.click("#branch")
     page.locator("#branches li").wait_for(timeout=20_000)
@@ -164,6 +165,14 @@ def test_branches_go_back_and_beside(page: Any) -> None:
     page.click("#branches >> text=Beside")
     page.locator("#screen-b").wait_for(state="visible", timeout=20_000)
     page.get_by_text("branch: a red circle moving left on navy").wait_for(timeout=20_000)
+    ask(page, "a blue square moving up fast")
+    page.locator("#caption-a", has_text="blue square").wait_for(timeout=20_000)
+    for name in list(here.hub.channels):
+        here.hub.failed(name, SessionError("it failed"))
+    page.get_by_text("begins again under the same prompt").wait_for(timeout=20_000)
+    page.locator("#caption-b", has_text="no stream has that secret").wait_for(timeout=20_000)
+    page.wait_for_function("() => strobe.player.secret")
+    assert "blue square" in page.inner_text("#caption-a")
     page.click("#close-b")
     assert not page.is_visible("#screen-b")
 

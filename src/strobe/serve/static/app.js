@@ -19,9 +19,8 @@ function say(text, kind = "") {
   $("prompt-said").dataset.kind = kind;
 }
 
-function tell(message) {
-  if (!player.say(message)) say("there is no connection to the server now; ask again once there is", "error");
-}
+const alone = () => say("there is no connection to the server now; ask again once there is", "error");
+const tell = (message) => (player.socket?.readyState === WebSocket.OPEN ? player.say(message) : alone());
 
 function state(kind, text) {
   $("state").dataset.state = kind;
@@ -101,6 +100,7 @@ const player = new Player($("picture"), {
   },
   flushed(message) {
     show.accepted = message.prompt;
+    Object.assign(show.welcome, { preset: message.preset, seed: message.seed });
     timeline.reset(message.prompt, message.frame);
     strip.clear();
     $("caption-a").textContent = message.prompt;
@@ -173,6 +173,11 @@ const player = new Player($("picture"), {
   ended(message) {
     say(message.reason, "error");
     state("lost", "ended");
+  },
+  gone() {
+    const { preset, seed } = show.welcome;
+    Object.assign(player.options, { prompt: show.accepted, preset, seed });
+    say("the server has this stream no more; it begins again under the same prompt", "error");
   },
   lost(tries) {
     state("lost", "connection lost, trying again");

@@ -87,11 +87,8 @@ export class Player {
     this.retry = setTimeout(() => this.open(), wait);
   }
 
-  // Returns whether there was a connection to say it on.
   say(message) {
-    const open = this.socket?.readyState === WebSocket.OPEN;
-    if (open) this.socket.send(JSON.stringify(message));
-    return open;
+    if (this.socket?.readyState === WebSocket.OPEN) this.socket.send(JSON.stringify(message));
   }
 
   close() {
@@ -123,9 +120,11 @@ export class Player {
       this.clear();
       this.decoder = null;
     } else if (message.type === "refused") {
-      this.closed = !this.secret;
-      if (this.secret) {
-        if (message.retry_s === null) this.secret = ""; // else the stream is there, and may be had in a moment
+      const gone = message.retry_s === null; // else the stream is there, and may be had in a moment
+      this.closed = !this.secret || (gone && !this.on.gone);
+      if (!this.closed) {
+        if (gone) this.secret = "";
+        if (gone) this.on.gone();
         this.socket.close();
         return;
       }
