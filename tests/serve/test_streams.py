@@ -33,7 +33,7 @@ from strobe.serve.client import LoadViewer, watch
 from strobe.serve.hub import Channel, Hub, WaitingFrame, waited
 from strobe.serve.keeper import Keeper
 from strobe.serve.metrics import Metrics
-from strobe.serve.protocol import MARKS, Picture, Received
+from strobe.serve.protocol import MARKS, PaintedFrame, Picture, Received
 from strobe.serve.scheduler import ENOUGH, FULL, Demand, StreamCost, choose, learn, refusal
 from strobe.serve.streams import Block, GpuClock, LiveStream, Origin, SpareSessions
 from strobe.serve.worker import StreamGoneError, Worker
@@ -494,6 +494,10 @@ async def test_frames_that_were_painted_are_let_go_and_the_device_is_told(monkey
     hub.passed(channel, 2)  # an older report takes nothing back
     hub.passed(channel, 9)  # nobody paints what was not sent
     assert told == [3, 3, 5] and [each.number for each in channel.frames] == [5] and channel.received == 5
+    channel.frames.append(WaitingFrame(number=6, epoch=1, pixels=pixels, block=None))
+    channel.cursor = 7
+    hub.seen(channel, PaintedFrame(frame=6, generation=0, epoch=1))  # it was shown at once, instead of the one before
+    assert hub.metrics.registry.get_sample_value("strobe_pictures_painted_total", {"when": "on time"}) == 1
 
 
 @pytest.mark.parametrize(("playing", "watched", "awake", "serving"), list(product([True, False], repeat=4)))

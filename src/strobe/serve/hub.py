@@ -400,7 +400,8 @@ class Hub:
         if message.generation != channel.generation:
             return
         painted = min(max(channel.painted, message.frame + 1), channel.cursor)
-        self.metrics.painted.labels("on time" if message.late_ms <= ON_TIME_MS else "late").inc(painted - channel.painted)
+        shown = sum(channel.painted <= each.number < painted and each.epoch == message.epoch for each in channel.frames)
+        self.metrics.painted.labels("on time" if message.late_ms <= ON_TIME_MS else "late").inc(shown)
         channel.received = min(max(channel.received, painted + message.waiting), channel.cursor)
         for epoch in [each for each in channel.epochs if each <= message.epoch]:
             self.metrics.prompt_to_pixel.observe(monotonic() - channel.epochs.pop(epoch))
