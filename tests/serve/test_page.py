@@ -150,8 +150,10 @@ def test_pause_reset_and_keys(page: Any) -> None:
     page.locator("#branches li").wait_for(timeout=10_000)
     page.keyboard.press("/")
     assert page.evaluate("() => document.activeElement.id") == "prompt" and page.locator("#branches li").count() == 1
+    page.evaluate("() => { globalThis.decoder = strobe.player.decoder }")
     page.click("#reset")
     page.get_by_text("began again").wait_for(timeout=20_000)
+    assert page.evaluate("() => decoder.state") == "closed"
 
 
 def test_branches_go_back_and_beside(page: Any, here: Running) -> None:

@@ -30,12 +30,11 @@ export class Player {
     this.canvas = canvas;
     this.context = canvas.getContext("2d", { alpha: false });
     this.on = on;
-    this.queue = [];
-    this.pending = new Map();
+    this.late = [];
     this.secret = "";
     this.playing = true;
     this.closed = false;
-    this.tries = 0;
+    this.tries = this.generation = this.stalls = this.stallMs = 0;
     this.clear();
     this.tick = this.tick.bind(this);
     requestAnimationFrame(this.tick);
@@ -48,11 +47,9 @@ export class Player {
     this.due = null;
     this.dry = null;
     this.epoch = -1;
-    this.generation = this.generation ?? 0;
     this.last = null;
-    this.stalls = this.stalls ?? 0;
-    this.stallMs = this.stallMs ?? 0;
-    this.late = this.late ?? [];
+    if (this.decoder?.state === "configured") this.decoder.close();
+    this.decoder = null;
   }
 
   async open(options = {}) {
@@ -97,7 +94,6 @@ export class Player {
     this.say({ type: "close" });
     this.socket?.close();
     this.clear();
-    this.decoder?.state !== "closed" && this.decoder?.close();
   }
 
   hear(message) {
@@ -113,12 +109,10 @@ export class Player {
       if (this.canvas.width !== message.width) this.canvas.width = message.width;
       if (this.canvas.height !== message.height) this.canvas.height = message.height;
       this.clear();
-      this.decoder = null;
     } else if (message.type === "flushed") {
       this.generation = message.generation;
       this.next = message.frame;
       this.clear();
-      this.decoder = null;
     } else if (message.type === "refused") {
       const gone = message.retry_s === null; // else the stream is there, and may be had in a moment
       this.closed = !this.secret || (gone && !this.on.gone);
