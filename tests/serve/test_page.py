@@ -191,14 +191,17 @@ def test_another_preset_or_picture_shows_what_it_is_and_a_wrong_picture_costs_no
     page.click("#settings button.wide")
     page.get_by_text("the image cannot be read; choose a PNG").wait_for(timeout=10_000)
     assert page.inner_text("#state") != "refused" and page.locator("#branches li").count() == 1
+    page.evaluate("() => { strobe.player.stalls = 1; strobe.player.dry = 0 }")
     page.click("#play")
     page.get_by_text("paused").first.wait_for(timeout=10_000)
+    assert page.evaluate("() => strobe.player.dry") is None and page.evaluate("() => strobe.player.stallMs > 0")
     page.locator("#picture").screenshot(path=tmp_path / "start.png")
     page.set_input_files("#image", tmp_path / "start.png")
     page.click("#settings button.wide")
     wait_for(page, "branches of the stream before", lambda: page.locator("#branches li").count() == 0)
     assert page.inner_text("#record") == "Record"
     assert page.inner_text("#play-text") == "Pause" and page.evaluate("() => strobe.player.playing")
+    assert page.evaluate("() => strobe.player.stallMs") == 0
 
 
 def test_a_recorded_clip_downloads(page: Any, tmp_path: Path) -> None:

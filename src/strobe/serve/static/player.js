@@ -99,8 +99,10 @@ export class Player {
   hear(message) {
     if (message.type === "welcome") {
       this.tries = 0;
-      if (this.secret !== message.secret) this.hear({ type: "state", state: "playing" }); // as a new stream does
-      else if (!this.playing) this.say({ type: "pause" }); // its answer is shown; a server that took it over plays
+      if (this.secret !== message.secret) {
+        this.stalls = this.stallMs = 0;
+        this.hear({ type: "state", state: "playing" }); // as a new stream does
+      } else if (!this.playing) this.say({ type: "pause" }); // its answer is shown; a server that took it over plays
       this.secret = message.secret;
       this.generation = message.generation;
       this.next = message.resumed_at_frame;
@@ -126,6 +128,7 @@ export class Player {
       this.closed = true;
     } else if (message.type === "state") {
       this.playing = message.state === "playing";
+      if (!this.playing) this.begin(performance.now()); // a pause is no stall
       this.due = this.playing && this.queue.length ? performance.now() : null; // no picture may come before these are painted
     }
     this.on[message.type]?.(message);
@@ -176,19 +179,10 @@ export class Player {
     this.decoder.decode(new EncodedVideoChunk({ type: meta.key ? "key" : "delta", timestamp, data }));
   }
 
-  async bitmap(meta, data) {
-    const before = this.chain ?? Promise.resolve();
+  bitmap(meta, data) {
     const image = createImageBitmap(new Blob([data], { type: "image/jpeg" }));
-    this.chain = before.then(async () => {
-      try {
-        const ready = await image;
-        if (meta.generation === this.generation) this.arrive(meta, ready);
-        else ready.close();
-      } catch {
-        /* a picture that cannot be decoded is left out */
-      }
-    });
-    await this.chain;
+    const arrive = ([ready]) => (meta.generation === this.generation ? this.arrive(meta, ready) : ready.close());
+    this.chain = Promise.all([image, this.chain]).then(arrive).catch(() => {}); // a picture that cannot be decoded is left out
   }
 
   arrive(meta, image) {
