@@ -13,7 +13,6 @@ import httpx
 import pytest
 
 from live_server import CHROMIUM, TOKEN, Running, in_shots, recorded, serving
-from strobe.core.errors import SessionError
 from strobe.engine.load import load
 from strobe.engine.prompts import MODES
 from strobe.models.shapes.grammar import BACKGROUNDS, COLOURS
@@ -150,8 +149,7 @@ def test_pause_reset_and_keys(page: Any) -> None:
     page.locator("#branches li").wait_for(timeout=10_000)
     page.keyboard.press("/")
     assert page.evaluate("() => document.activeElement.id") == "prompt" and page.locator("#branches li").count() == 1
-    page.evaluate("() => { globalThis.decoder = strobe.player.decoder }")
-    page.click("#reset")
+    page.evaluate("() => { globalThis.decoder = strobe.player.decoder; document.getElementById('reset').click() }")
     page.get_by_text("began again").wait_for(timeout=20_000)
     assert page.evaluate("() => decoder.state") == "closed"
 
@@ -164,17 +162,15 @@ def test_branches_go_back_and_beside(page: Any, here: Running) -> None:
     wait_for(page, "no blue square", lambda: share(page, BLUE) > 0.03)
     page.click("#branches >> text=Go back")
     wait_for(page, "not back at the red circle", lambda: share(page, RED) > 0.03 and share(page, BLUE) < 0.01)
+    ask(page, "a blue square moving up fast")
     page.click("#branches >> text=Beside")
     page.locator("#screen-b").wait_for(state="visible", timeout=20_000)
     page.get_by_text("branch: a red circle moving left on navy").wait_for(timeout=20_000)
-    ask(page, "a blue square moving up fast")
-    page.locator("#caption-a", has_text="blue square").wait_for(timeout=20_000)
     for name in list(here.hub.channels):
-        here.hub.failed(name, SessionError("it failed"))
+        here.hub.failed(name, RuntimeError("it failed"))
     page.get_by_text("begins again under the same prompt").wait_for(timeout=20_000)
     page.locator("#caption-b", has_text="no stream has that secret").wait_for(timeout=20_000)
-    page.wait_for_function("() => strobe.player.secret")
-    assert "blue square" in page.inner_text("#caption-a")
+    page.wait_for_function("() => strobe.player.secret && strobe.player.options.prompt.includes('blue')")
     page.click("#close-b")
     assert not page.is_visible("#screen-b")
 
@@ -200,8 +196,7 @@ def test_another_preset_or_picture_shows_what_it_is_and_a_wrong_picture_costs_no
     page.click("#settings button.wide")
     wait_for(page, "branches of the stream before", lambda: page.locator("#branches li").count() == 0)
     assert page.inner_text("#record") == "Record"
-    assert page.inner_text("#play-text") == "Pause" and page.evaluate("() => strobe.player.playing")
-    assert page.evaluate("() => strobe.player.stallMs") == 0
+    assert page.inner_text("#play-text") == "Pause" and page.evaluate("() => strobe.player.playing && !strobe.player.stallMs")
 
 
 def test_a_recorded_clip_downloads(page: Any, tmp_path: Path) -> None:
@@ -214,17 +209,15 @@ def test_a_lost_connection_comes_back(page: Any) -> None:
     page.get_by_text("connection lost").wait_for(timeout=10_000)
     page.press("#prompt", "Enter")
     assert "no connection to the server" in page.inner_text("#prompt-said")
-    page.wait_for_function("() => strobe.player.dry !== null")
-    assert "connection lost" in page.inner_text("#state-text")
+    page.wait_for_function("() => strobe.player.dry && document.getElementById('state-text').textContent.includes('lost')")
     page.locator("#state[data-state='live']").wait_for(timeout=30_000)
     before = picture(page)
     wait_for(page, "no frame after the connection came back", lambda: picture(page) != before)
     page.click("#play")
     page.locator("#state[data-state='paused']").wait_for(timeout=10_000)
-    page.evaluate("() => { strobe.player.socket.close(); strobe.player.bufferMs = 0 }")
-    page.wait_for_function("() => strobe.player.tries === 0 && strobe.player.bufferMs")
-    page.wait_for_timeout(500)
-    assert page.inner_text("#state-text") == "paused"
+    page.evaluate("() => globalThis.strobe.player.socket.close()")
+    page.locator("#state[data-state='lost']").wait_for(timeout=10_000)
+    page.locator("#state[data-state='paused']").wait_for(timeout=30_000)
 
 
 def test_prompts_close_together_are_not_written_over_each_other(page: Any) -> None:

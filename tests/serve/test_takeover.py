@@ -12,7 +12,6 @@ import pytest
 
 import strobe
 from live_server import CIRCLE, SQUARE, STAR, Running, answer, jpegs, only_prompts_leave_frames_out, pictures, serving
-from strobe.engine.session import Session
 from strobe.serve import protocol
 from strobe.serve.client import LoadViewer, RefusedError, watch
 
@@ -166,21 +165,15 @@ async def test_a_server_that_ends_tells_its_viewers_and_the_next_one_goes_on(tmp
     assert [picture.data for picture in found] == jpegs(2 + len(found) // 12)[: len(found)]
 
 
-@pytest.mark.parametrize("way", ["closed", "fails"])
-async def test_what_becomes_of_a_stream_while_its_snapshot_is_copied_stops_no_other(
-    servers: tuple[Running, Running], way: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    here = servers[0]
-
-    def snapshot(session: Session) -> Any:
+@pytest.mark.parametrize("fails", [False, True])
+async def test_a_snapshot_cut_short_ends_no_other_stream(servers: Any, fails: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    def snapshot(session: Any) -> Any:
         monkeypatch.undo()
-        if way == "fails":
-            raise MemoryError
-        here.hub.keeper.end(viewer.welcome.stream)
-        return session.snapshot()
+        servers[0].hub.keeper.end(viewer.welcome.stream)  # its viewer has closed it
+        return None if fails else session.snapshot()
 
-    async with asyncio.timeout(20), watch(here.ws, prompt=CIRCLE) as viewer:
-        monkeypatch.setattr(Session, "snapshot", snapshot)
-        await (pictures(viewer, 40) if way == "closed" else answer(viewer, protocol.Ended))
-    async with asyncio.timeout(20), watch(here.ws, prompt=CIRCLE) as other:
-        await pictures(other, 1)
+    async with asyncio.timeout(20), watch(servers[0].ws, prompt=CIRCLE) as viewer:
+        monkeypatch.setattr("strobe.engine.session.Session.snapshot", snapshot)
+        await (answer(viewer, protocol.Ended) if fails else pictures(viewer, 40))
+        async with watch(servers[0].ws, prompt=CIRCLE) as other:
+            await pictures(other, 1)
