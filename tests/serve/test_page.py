@@ -150,8 +150,10 @@ def test_pause_reset_and_keys(page: Any) -> None:
     page.keyboard.press("/")
     assert page.evaluate("() => document.activeElement.id") == "prompt" and page.locator("#branches li").count() == 1
     page.evaluate("() => { globalThis.decoder = strobe.player.decoder; document.getElementById('reset').click() }")
+    first = page.inner_text("#f-first")
     page.get_by_text("began again").wait_for(timeout=20_000)
-    assert page.evaluate("() => decoder.state") == "closed"
+    page.wait_for_function("() => strobe.timeline.frame > 0 && decoder.state === 'closed'")
+    assert page.inner_text("#f-first") == first  # of the stream, not of its reset
 
 
 def test_branches_go_back_and_beside(page: Any, here: Running) -> None:

@@ -47,7 +47,6 @@ export class Player {
     this.due = null;
     this.dry = null;
     this.epoch = -1;
-    this.last = null;
     if (this.decoder?.state === "configured") this.decoder.close();
     this.decoder = null;
   }
@@ -236,10 +235,9 @@ export class Player {
     this.due = late > 4 * step ? now + step : this.due + step;
     this.late.push(late);
     if (this.late.length > 300) this.late.shift();
-    const first = this.last === null;
-    this.last = meta;
     this.seen(meta, late);
-    if (first) this.on.first?.(performance.now() - this.openedAt);
+    if (this.openedAt !== null) this.on.first?.(performance.now() - this.openedAt);
+    this.openedAt = null;
     this.on.paint?.(meta, late);
   }
 
