@@ -50,6 +50,7 @@ const player = new Player($("picture"), {
   welcome(message) {
     if (message.stream !== show.welcome?.stream) {
       $("branches").replaceChildren(); // they went with the stream before
+      timeline.branches = [];
       if ($("record").getAttribute("aria-pressed") === "true") this.recorded({ on: false, why: "the recording went with its stream" });
     }
     show.welcome = message;
