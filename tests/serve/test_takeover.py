@@ -51,8 +51,10 @@ async def test_another_server_goes_on_bit_by_bit_with_its_prompts(servers: tuple
     at = [message.frame_block for message in told if isinstance(message, protocol.Prompted)]
     async with watch(other.ws, resume=before) as viewer:
         welcome = viewer.welcome
+        await viewer.send(protocol.PaintedFrame(frame=0, generation=0, epoch=0, stalls=7, stall_ms=9e3))  # on the other server
         found += await pictures(viewer, 60)
         await viewer.send(protocol.Close())
+    assert other.hub.metrics.registry.get_sample_value("strobe_stalls_total") == 0
     assert len(at) == 2 and welcome.bit_equal and not welcome.note.startswith("other bits") and welcome.prompt == STAR
     assert only_prompts_leave_frames_out(found)
     switches = [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
@@ -83,6 +84,7 @@ async def take_over(hub: Hub, keeper: Keeper, asked: Open) -> Channel:
     differs = saved.differs(state, device_name(worker.device), versions())
     channel = hub.add(stream, asked.codec, secret=asked.resume)
     channel.cursor = channel.received = channel.painted = frame
+    channel.stalls = channel.stall_ms = sys.maxsize  # until its viewer says how many it had; the server before has counted them
     channel.differs = "; ".join(differs)
     keeper.write(await hub.on_device(lambda: record_of(worker, saved.name)))
     hub.metrics.taken_over.labels("other" if differs else "same").inc()
