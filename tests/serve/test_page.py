@@ -143,23 +143,34 @@ def test_pause_reset_and_keys(page: Any) -> None:
     page.evaluate("() => document.activeElement.blur()")
     page.keyboard.press("Space")
     wait_for(page, "it did not go on", lambda: picture(page) != still)
+    page.click("#mode + button")
+    page.keyboard.press("Control+b")  # the browser's own
+    page.keyboard.press("b")
+    page.locator("#branches li").wait_for(timeout=10_000)
     page.keyboard.press("/")
-    assert page.evaluate("() => document.activeElement.id") == "prompt"
+    assert page.evaluate("() => document.activeElement.id") == "prompt" and page.locator("#branches li").count() == 1
+    first = page.evaluate("() => { globalThis.decoder = strobe.player.decoder; return window['f-first'].innerText }")
     page.click("#reset")
     page.get_by_text("began again").wait_for(timeout=20_000)
+    page.wait_for_function("() => strobe.timeline.frame > 0 && decoder.state === 'closed'")
+    assert page.inner_text("#f-first") == first  # of the stream, not of its reset
 
 
-def test_branches_go_back_and_beside(page: Any) -> None:
+def test_branches_go_back_and_beside(page: Any, here: Running) -> None:
     wait_for(page, "no red circle", lambda: share(page, RED) > 0.03)
     page.click("#branch")
     page.locator("#branches li").wait_for(timeout=20_000)
     ask(page, "a blue square moving up fast")
     wait_for(page, "no blue square", lambda: share(page, BLUE) > 0.03)
     page.click("#branches >> text=Go back")
-    wait_for(page, "not back at the red circle", lambda: share(page, RED) > 0.03 and share(page, BLUE) < 0.01)
+    wait_for(page, "not back", lambda: share(page, RED) > 0.03 and share(page, BLUE) < 0.01 and page.is_visible("svg .fork"))
+    ask(page, "a blue square moving up fast")
     page.click("#branches >> text=Beside")
-    page.locator("#screen-b").wait_for(state="visible", timeout=20_000)
     page.get_by_text("branch: a red circle moving left on navy").wait_for(timeout=20_000)
+    for name in list(here.hub.channels):
+        here.hub.failed(name, RuntimeError("it failed"))
+    page.get_by_text("begins again under the same prompt").wait_for(timeout=20_000)
+    page.wait_for_function("() => /blue/.test(strobe.player.options.prompt) && /no stream/.test(window['caption-b'].innerText)")
     page.click("#close-b")
     assert not page.is_visible("#screen-b")
 
@@ -176,14 +187,15 @@ def test_another_preset_or_picture_shows_what_it_is_and_a_wrong_picture_costs_no
     page.click("#settings button.wide")
     page.get_by_text("the image cannot be read; choose a PNG").wait_for(timeout=10_000)
     assert page.inner_text("#state") != "refused" and page.locator("#branches li").count() == 1
-    page.click("#play")
+    page.evaluate("() => { strobe.player.dry = 0; document.getElementById('play').click() }")
     page.get_by_text("paused").first.wait_for(timeout=10_000)
+    assert page.evaluate("() => strobe.player.dry") is None and page.evaluate("() => strobe.player.stallMs > 0")
     page.locator("#picture").screenshot(path=tmp_path / "start.png")
     page.set_input_files("#image", tmp_path / "start.png")
     page.click("#settings button.wide")
     wait_for(page, "branches of the stream before", lambda: page.locator("#branches li").count() == 0)
-    assert page.inner_text("#record") == "Record"
-    assert page.inner_text("#play-text") == "Pause" and page.evaluate("() => strobe.player.playing")
+    assert page.inner_text("#record") == "Record" and page.evaluate("() => strobe.timeline.branches.length") == 0
+    assert page.inner_text("#play-text") == "Pause" and page.evaluate("() => strobe.player.playing && !strobe.player.stallMs")
 
 
 def test_a_recorded_clip_downloads(page: Any, tmp_path: Path) -> None:
@@ -192,11 +204,18 @@ def test_a_recorded_clip_downloads(page: Any, tmp_path: Path) -> None:
 
 def test_a_lost_connection_comes_back(page: Any) -> None:
     wait_for(page, "no red circle", lambda: share(page, RED) > 0.03)
-    page.evaluate("() => globalThis.strobe.player.socket.close()")
-    page.get_by_text("connection lost").wait_for(timeout=10_000)
+    page.evaluate("() => { strobe.player.tries = 4; strobe.player.socket.close() }")  # it waits for longer than its buffer lasts
+    page.press("#prompt", "Enter")
+    page.get_by_text("no connection to the server").wait_for(timeout=10_000)
+    page.wait_for_function("() => strobe.player.dry && /lost/.test(window['state-text'].innerText)")
     page.locator("#state[data-state='live']").wait_for(timeout=30_000)
     before = picture(page)
     wait_for(page, "no frame after the connection came back", lambda: picture(page) != before)
+    page.click("#play")
+    page.locator("#state[data-state='paused']").wait_for(timeout=10_000)
+    page.evaluate("() => globalThis.strobe.player.socket.close()")
+    page.locator("#state[data-state='lost']").wait_for(timeout=10_000)
+    page.locator("#state[data-state='paused']").wait_for(timeout=30_000)
 
 
 def test_prompts_close_together_are_not_written_over_each_other(page: Any) -> None:

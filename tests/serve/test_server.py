@@ -201,13 +201,15 @@ async def test_a_preset_that_stalls_names_a_faster_one_if_there_is_one(running: 
             await viewer.send(protocol.Close())
 
 
-def test_what_operators_read(running: Running) -> None:
+def test_what_operators_read(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     assert httpx.get(f"{running.http}/healthz").json() == {"ok": True, "error": ""}
     ready = httpx.get(f"{running.http}/readyz").json()
     assert ready["ready"] and ready["done"] == ready["total"]
     metrics = httpx.get(f"{running.http}/metrics").text
     for name in ("strobe_streams", "strobe_block_seconds_bucket", "strobe_refused_total", "strobe_device_busy_seconds_total"):
         assert name in metrics
+    monkeypatch.setattr(running.hub, "draining", True)
+    assert httpx.get(f"{running.http}/readyz").status_code == 503  # a proxy that asks sends nobody any more
 
 
 def test_a_viewer_that_goes_amid_opening_or_closing_leaves_no_stream_on_the_device(running: Running) -> None:
@@ -226,9 +228,9 @@ def test_a_viewer_that_goes_amid_opening_or_closing_leaves_no_stream_on_the_devi
         await hub.on_device(lambda: None)  # what was handed in before is done
 
     async def both() -> None:
-        await cancelled(hub.new_stream("ghost", lambda: hub.worker.open("ghost", origin)))
+        await cancelled(hub.new_stream("ghost", "turbo", lambda: hub.worker.open("ghost", origin)))
         assert "ghost" not in hub.worker._playing
-        stream = await hub.new_stream("guest", lambda: hub.worker.open("guest", origin))
+        stream = await hub.new_stream("guest", "turbo", lambda: hub.worker.open("guest", origin))
         assert "guest" in hub.worker._playing
         await cancelled(hub.drop(hub.add(stream, "jpeg")))
         assert "guest" not in hub.worker._playing
@@ -245,6 +247,19 @@ async def test_a_viewer_that_comes_back_while_its_stream_fails_is_told(running: 
     with pytest.raises(SessionError, match="closed"):
         async with watch(running.ws, resume=viewer):
             pass
+
+
+async def test_of_two_connections_that_open_a_stream_again_at_once_one_has_it(running: Running) -> None:
+    async with watch(running.ws, prompt=CIRCLE) as viewer:
+        await pictures(viewer, 5)
+    running.hub.worker.submit(lambda: time.sleep(1.0))  # until both have asked
+
+    async def come() -> list[int]:
+        async with watch(running.ws, resume=viewer.welcome.secret) as again:
+            return [picture.frame for picture in await pictures(again, 40)]
+
+    found = await asyncio.gather(come(), come(), return_exceptions=True)
+    assert list(range(5, 45)) in found and not all(isinstance(each, list) for each in found)
 
 
 KEEP_S = 0.5
@@ -275,6 +290,13 @@ async def test_what_holds_a_prompt_up_counts(running: Running, monkeypatch: pyte
 async def opened(url: str, **asked: Any) -> str:
     async with watch(url, **({"prompt": CIRCLE} | asked)) as viewer:
         return viewer.welcome.preset
+
+
+async def test_of_viewers_who_come_at_once_no_more_are_let_in_than_fit(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(running.hub.worker, "most", 1)
+    running.hub.worker.submit(lambda: time.sleep(1.0))  # until all have asked
+    found = await asyncio.gather(*(opened(running.ws) for _ in range(4)), return_exceptions=True)
+    assert sum("more are not allowed" in str(each) for each in found) == 3, found
 
 
 async def test_the_server_s_status_and_sentence_are_passed_on(closed: Running, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -33,7 +33,7 @@ from strobe.serve.client import LoadViewer, watch
 from strobe.serve.hub import Channel, Hub, WaitingFrame, waited
 from strobe.serve.keeper import Keeper
 from strobe.serve.metrics import Metrics
-from strobe.serve.protocol import MARKS, Picture, Received
+from strobe.serve.protocol import MARKS, PaintedFrame, Picture, Received
 from strobe.serve.scheduler import ENOUGH, FULL, Demand, StreamCost, choose, learn, refusal
 from strobe.serve.streams import Block, GpuClock, LiveStream, Origin, SpareSessions
 from strobe.serve.worker import StreamGoneError, Worker
@@ -485,15 +485,16 @@ async def test_frames_that_were_painted_are_let_go_and_the_device_is_told(monkey
     told = list[int]()
     monkeypatch.setattr(hub, "tell_worker", lambda each: told.append(each.painted))
     pixels = np.zeros((2, 2, 3), np.uint8)
-    channel.frames.extend(WaitingFrame(number=number, epoch=0, pixels=pixels, block=None) for number in range(6))
+    channel.frames.extend(WaitingFrame(number=number, epoch=number // 2, pixels=pixels, block=None) for number in range(6))
     channel.cursor = 5
     channel.changed.clear()
-    hub.passed(channel, 3)
+    hub.seen(channel, PaintedFrame(frame=2, generation=0, epoch=1))  # it was shown at once, instead of those before
     assert [each.number for each in channel.frames] == [3, 4, 5]
     assert (channel.painted, channel.received, channel.quiet_s, told) == (3, 3, NOW_S, [3]) and channel.changed.is_set()
     hub.passed(channel, 2)  # an older report takes nothing back
     hub.passed(channel, 9)  # nobody paints what was not sent
     assert told == [3, 3, 5] and [each.number for each in channel.frames] == [5] and channel.received == 5
+    assert hub.metrics.registry.get_sample_value("strobe_pictures_painted_total", {"when": "on time"}) == 1
 
 
 @pytest.mark.parametrize(("playing", "watched", "awake", "serving"), list(product([True, False], repeat=4)))

@@ -51,8 +51,10 @@ async def test_another_server_goes_on_bit_by_bit_with_its_prompts(servers: tuple
     at = [message.frame_block for message in told if isinstance(message, protocol.Prompted)]
     async with watch(other.ws, resume=before) as viewer:
         welcome = viewer.welcome
+        await viewer.send(protocol.PaintedFrame(frame=0, generation=0, epoch=0, stalls=7, stall_ms=9e3))  # on the other server
         found += await pictures(viewer, 60)
         await viewer.send(protocol.Close())
+    assert other.hub.metrics.registry.get_sample_value("strobe_stalls_total") == 0
     assert len(at) == 2 and welcome.bit_equal and not welcome.note.startswith("other bits") and welcome.prompt == STAR
     assert only_prompts_leave_frames_out(found)
     switches = [
@@ -163,3 +165,17 @@ async def test_a_server_that_ends_tells_its_viewers_and_the_next_one_goes_on(tmp
             found += await pictures(viewer, 20)
     assert [picture.frame for picture in found] == list(range(len(found)))
     assert [picture.data for picture in found] == jpegs(2 + len(found) // 12)[: len(found)]
+
+
+@pytest.mark.parametrize("fails", [False, True])
+async def test_a_snapshot_cut_short_ends_no_other_stream(servers: Any, fails: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    def snapshot(session: Any) -> Any:
+        monkeypatch.undo()
+        servers[0].hub.keeper.end(viewer.welcome.stream)  # its viewer has closed it
+        return None if fails else session.snapshot()
+
+    async with asyncio.timeout(20), watch(servers[0].ws, prompt=CIRCLE) as viewer:
+        monkeypatch.setattr("strobe.engine.session.Session.snapshot", snapshot)
+        await (answer(viewer, protocol.Ended) if fails else pictures(viewer, 40))
+        async with watch(servers[0].ws, prompt=CIRCLE) as other:
+            await pictures(other, 1)

@@ -116,7 +116,7 @@ class StreamServer:
 
     @property
     def ready(self) -> bool:
-        return self.hub is not None and bool(self.hub.worker.costs)
+        return self.hub is not None and not self.hub.draining and bool(self.hub.worker.costs)
 
     @property
     def failure(self) -> str:
@@ -186,7 +186,7 @@ class StreamServer:
         hub = self.hub
         if hub is None or hub.draining:
             return
-        hub.draining = True
+        hub.draining, self._progress = True, (1, 1, "shut down")
         if hub.keeper is not None:
             await hand_over(hub, hub.keeper)
         for channel in hub.channels.values():

@@ -67,9 +67,8 @@ class Connection:
             channel = await self._open(first)
             if channel is None:
                 return
-            await first_of(
-                self._receive_all(), self._obey_all(channel), self._send_all(), self.hub.pictures(channel, self._send_picture)
-            )
+            pictures = self.hub.pictures(channel, self._post, self._send_picture)
+            await first_of(self._receive_all(), self._obey_all(channel), self._send_all(), pictures)
         except StrobeError as error:
             self.hub.metrics.refused.labels("message").inc()
             with suppress(Exception):
@@ -157,7 +156,9 @@ class Connection:
             raise refused
         name = secrets.token_hex(4)
         try:
-            stream = await self.hub.new_stream(name, lambda: worker.open(name, origin))
+            stream = await self.hub.new_stream(name, preset, lambda: worker.open(name, origin))
+        except NotOpenedError:
+            raise
         except StrobeError as error:
             raise NotOpenedError("prompt", str(error)) from error
         channel = self.hub.add(stream, message.codec)
@@ -171,8 +172,6 @@ class Connection:
 
     async def _resume(self, message: protocol.Open) -> Channel:
         channel = await find_stream(self.hub, message)
-        if channel.send is not None:
-            channel.tell(protocol.Ended(reason="the stream was opened on another connection", resume_s=0.0))
         if message.frame is not None and message.generation == channel.generation:
             channel.painted = min(max(channel.painted, message.frame), channel.cursor)
         channel.codec = message.codec
@@ -182,6 +181,7 @@ class Connection:
 
     async def _attach(self, channel: Channel, stream: LiveStream, *, resumed: bool) -> Channel:
         """Welcome the viewer; pictures go on with the first one that was not painted."""
+        channel.tell(protocol.Ended(reason="the stream was opened on another connection", resume_s=0.0))
         channel.cursor = channel.received = channel.painted
         channel.send, channel.quiet_s = self._post, monotonic()
         welcomed = False
@@ -190,7 +190,7 @@ class Connection:
             await self._send(self._welcome(channel, stream, resumed))
             welcomed = True
         finally:
-            if not welcomed:  # the viewer has gone, and may come back with its secret if it had one before
+            if not welcomed and channel.send == self._post:  # the viewer has gone, and may come back with a secret it had before
                 channel.send, channel.left_s = None, monotonic()
             self.hub.tell_worker(channel)
         channel.changed.set()
@@ -333,7 +333,7 @@ class Connection:
             worker.adopt(other)
             return other
 
-        other = self.hub.add(await self.hub.new_stream(name, fork), channel.codec)
+        other = self.hub.add(await self.hub.new_stream(name, channel.preset, fork), channel.codec)
         await self.hub.keep(other)
         self._post(protocol.Forked(stream=other.name, secret=other.secret, branch=branch))
 

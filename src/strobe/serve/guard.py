@@ -104,8 +104,9 @@ class Guard:
         origin = headers.get("origin")
         if origin is not None and origin.partition("://")[2].lower() != host.lower():
             return 403, "origin", "this page may not use that server: its origin is another"
-        if int(headers.get("content-length") or 0) > LONGEST_BODY if (headers.get("content-length") or "0").isdecimal() else True:
-            return 413, "body", f"a body of more than {LONGEST_BODY} bytes"
+        length = headers.get("content-length") or "0"
+        if "transfer-encoding" in headers or not length.isdecimal() or int(length) > LONGEST_BODY:
+            return 413, "body", f"a body of more than {LONGEST_BODY} bytes, or one that comes without its Content-Length"
         if scope["path"] not in self._free and not self.knows(headers):
             if "authorization" in headers:
                 return 401, "token", "that is not the token"

@@ -257,14 +257,20 @@ class Hub:
         """
         return await waited(asyncio.wrap_future(self.worker.submit(work)))
 
-    async def new_stream(self, name: str, make: Callable[[], LiveStream]) -> LiveStream:
-        """Make a stream on the device's thread; close it again if whoever awaits it is cancelled.
+    async def new_stream(self, name: str, preset: str, make: Callable[[], LiveStream]) -> LiveStream:
+        """Make a stream on the device's thread if it fits by then; close it again if whoever awaits it is cancelled.
 
         Raises:
-            StrobeError: what `make` raised.
+            StrobeError: others took its place meanwhile, or what `make` raised.
         """
+
+        def admitted() -> LiveStream:
+            if (refused := self.worker.refusal(preset)) is not None:
+                raise refused
+            return make()
+
         try:
-            return await self.on_device(make)
+            return await self.on_device(admitted)
         except asyncio.CancelledError:
             self.worker.submit(lambda: self.worker.drop(name))
             raise
@@ -394,7 +400,8 @@ class Hub:
         if message.generation != channel.generation:
             return
         painted = min(max(channel.painted, message.frame + 1), channel.cursor)
-        self.metrics.painted.labels("on time" if message.late_ms <= ON_TIME_MS else "late").inc(painted - channel.painted)
+        shown = sum(channel.painted <= each.number < painted and each.epoch == message.epoch for each in channel.frames)
+        self.metrics.painted.labels("on time" if message.late_ms <= ON_TIME_MS else "late").inc(shown)
         channel.received = min(max(channel.received, painted + message.waiting), channel.cursor)
         for epoch in [each for each in channel.epochs if each <= message.epoch]:
             self.metrics.prompt_to_pixel.observe(monotonic() - channel.epochs.pop(epoch))
@@ -424,14 +431,16 @@ class Hub:
         running = channel.playing and channel.send is not None and not channel.asleep and not self.draining
         self.worker.painted(channel.name, channel.generation, channel.painted, running)
 
-    async def pictures(self, channel: Channel, send: Callable[[bytes, bytes], Awaitable[None]]) -> None:
-        """Encode and send frames as they come, until cancelled."""
+    async def pictures(
+        self, channel: Channel, post: Callable[[FromServer], None], send: Callable[[bytes, bytes], Awaitable[None]]
+    ) -> None:
+        """Encode and send frames as they come, until cancelled, while the channel's messages go to `post`."""
         encoder = None
         generation, width, height = -1, 0, 0
         most = JPEGS_UNDER_WAY if channel.codec == "jpeg" else PICTURES_UNDER_WAY
         while True:
             frame = next((each for each in channel.frames if each.number >= channel.cursor), None)
-            if frame is None or channel.cursor - channel.received >= most:
+            if channel.send != post or frame is None or channel.cursor - channel.received >= most:
                 channel.changed.clear()
                 await channel.changed.wait()
                 continue
@@ -441,7 +450,7 @@ class Hub:
             began, made_us = monotonic(), time.time_ns() // 1000
             data, key = await self.loop.run_in_executor(self._pool, encoder.encode, frame.pixels)
             spent = monotonic() - began
-            if generation != channel.generation:
+            if generation != channel.generation or channel.send != post:
                 continue
             channel.cursor, channel.encode_ms = frame.number + 1, channel.encode_ms + spent * 1e3
             picture = Picture(

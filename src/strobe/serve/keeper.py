@@ -116,8 +116,10 @@ class Keeper:
         return self.flush() if kept is None else self._logs.submit(self._write_then, kept, record, lambda: None)
 
     def save(self, name: str, snapshot: Snapshot, record: SavedStream) -> Future[None]:
-        """Write a snapshot that was taken when the stream was as the record says."""
-        kept = self._kept[name]
+        """Write a snapshot that was taken when the stream was as the record says, unless the stream was closed meanwhile."""
+        kept = self._kept.get(name)
+        if kept is None:
+            return self.flush()
         kept.busy = True
         file = f"{record.generation}-{snapshot.state.next_block}-{kept.place.owner}.safetensors"
         return self._snapshots.submit(self._save, kept, snapshot, record, file, None)

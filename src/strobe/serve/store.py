@@ -258,9 +258,10 @@ class Store:
 
     def expire(self) -> None:
         """Delete streams that no server has touched for `resume_s`, at least a minute."""
-        for folder in (self.folder / "streams").iterdir():
-            if self._expired(folder, spare_s=60.0):
-                shutil.rmtree(folder, ignore_errors=True)
+        with suppress(OSError):  # the folder is out of reach
+            for folder in (self.folder / "streams").iterdir():
+                if self._expired(folder, spare_s=60.0):
+                    shutil.rmtree(folder, ignore_errors=True)
 
     def _expired(self, folder: Path, spare_s: float = 0.0) -> bool:
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
@@ -83,6 +84,7 @@ async def take_over(hub: Hub, keeper: Keeper, asked: Open) -> Channel:
     differs = saved.differs(state, device_name(worker.device), versions())
     channel = hub.add(stream, asked.codec, secret=asked.resume)
     channel.cursor = channel.received = channel.painted = frame
+    channel.stalls = channel.stall_ms = sys.maxsize  # until its viewer says how many it had; the server before has counted them
     channel.differs = "; ".join(differs)
     keeper.write(await hub.on_device(lambda: record_of(worker, saved.name)))
     hub.metrics.taken_over.labels("other" if differs else "same").inc()
@@ -131,7 +133,7 @@ async def _begin(
     for state in (*states, None):
         try:
             snapshot = None if state is None else await asyncio.to_thread(keeper.store.load, place, state)
-            return await hub.new_stream(saved.name, lambda state=state, snapshot=snapshot: begun(state, snapshot)), state  # type: ignore[misc]
+            return await hub.new_stream(saved.name, saved.origin.preset, partial(begun, state, snapshot)), state
         except (DataError, SessionError) as error:
             log_event("snapshot not used", stream=saved.name, error=str(error))
             if state is None:
@@ -176,7 +178,7 @@ async def hand_over(hub: Hub, keeper: Keeper) -> None:
     for channel in kept:
         try:
             saving.append(asyncio.wrap_future(await hub.on_device(partial(_saved, hub, keeper, channel.name))))
-        except (StrobeError, KeyError) as error:
+        except StrobeError as error:
             log_event("not kept", stream=channel.name, error=str(error))
     if saving:
         await asyncio.wait(saving, timeout=SAVE_WITHIN_S)

@@ -370,18 +370,17 @@ class Worker:
         stream = self._playing[name]
         try:
             block = stream.make(self._gives_up)
+            self._again = name if block is None else ""
+            if block is not None:
+                self._made(name, block)
+                self._learn(stream.origin.preset, block)
         except Exception as error:  # noqa: BLE001 - one stream's failure is no other's
             self.drop(name, failed=True)
             self._failed(name, error)
-            return
         finally:
             with self._wake:
                 self._making = ""
                 self._give_up.clear()
-        self._again = name if block is None else ""
-        if block is not None:
-            self._made(name, block)
-            self._learn(stream.origin.preset, block)
 
     def _gives_up(self) -> bool:
         """Return whether the frame block under way is to be given up. Only one that may be has the host wait for each step."""

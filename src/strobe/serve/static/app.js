@@ -19,6 +19,9 @@ function say(text, kind = "") {
   $("prompt-said").dataset.kind = kind;
 }
 
+const alone = () => say("there is no connection to the server now; ask again once there is", "error");
+const tell = (message) => (player.socket?.readyState === WebSocket.OPEN ? player.say(message) : alone());
+
 function state(kind, text) {
   $("state").dataset.state = kind;
   $("state-text").textContent = text;
@@ -47,6 +50,7 @@ const player = new Player($("picture"), {
   welcome(message) {
     if (message.stream !== show.welcome?.stream) {
       $("branches").replaceChildren(); // they went with the stream before
+      timeline.branches = [];
       if ($("record").getAttribute("aria-pressed") === "true") this.recorded({ on: false, why: "the recording went with its stream" });
     }
     show.welcome = message;
@@ -97,6 +101,7 @@ const player = new Player($("picture"), {
   },
   flushed(message) {
     show.accepted = message.prompt;
+    Object.assign(show.welcome, { preset: message.preset, seed: message.seed });
     timeline.reset(message.prompt, message.frame);
     strip.clear();
     $("caption-a").textContent = message.prompt;
@@ -117,8 +122,8 @@ const player = new Player($("picture"), {
     const where = document.createElement("small");
     where.textContent = `frame block ${message.frame_block}`;
     what.append(message.name, where);
-    const go = button("Go back", () => player.say({ type: "go", branch: message.branch }));
-    const beside = button("Beside", () => player.say({ type: "fork", branch: message.branch }));
+    const go = button("Go back", () => tell({ type: "go", branch: message.branch }));
+    const beside = button("Beside", () => tell({ type: "fork", branch: message.branch }));
     go.setAttribute("aria-label", `Go back to ${message.name}`);
     beside.setAttribute("aria-label", `Show ${message.name} beside this stream`);
     item.append(thumb, what, go, beside);
@@ -170,12 +175,17 @@ const player = new Player($("picture"), {
     say(message.reason, "error");
     state("lost", "ended");
   },
+  gone() {
+    const { preset, seed } = show.welcome;
+    Object.assign(player.options, { prompt: show.accepted, preset, seed });
+    say("the server has this stream no more; it begins again under the same prompt", "error");
+  },
   lost(tries) {
     state("lost", "connection lost, trying again");
     if (tries > 0) explain();
   },
   stall(now) {
-    state(now ? "stalled" : "live", now ? "waiting for frames" : "live");
+    if (player.tries === 0) state(now ? "stalled" : "live", now ? "waiting for frames" : "live");
   },
   paint(meta) {
     skewMs = Math.min(skewMs, meta.arrivedMs - meta.madeMs);
@@ -339,7 +349,7 @@ function fit() {
 function steer(text) {
   $("prompt").value = text;
   show.asked = text;
-  player.say({ type: "prompt", text, mode: $("mode").value || "recache", typed_ms: performance.now() });
+  tell({ type: "prompt", text, mode: $("mode").value || "recache", typed_ms: performance.now() });
 }
 
 function openSecond(secret) {
@@ -374,18 +384,18 @@ $("prompt-form").addEventListener("submit", (event) => {
 });
 $("prompt").addEventListener("input", mark);
 $("mode").addEventListener("change", () => say(`${MODES[$("mode").value] ?? $("mode").value}: ${$("mode").selectedOptions[0].title}`));
-$("play").addEventListener("click", () => player.say({ type: player.playing ? "pause" : "play" }));
-$("reset").addEventListener("click", () => player.say({ type: "reset" }));
-$("branch").addEventListener("click", () => player.say({ type: "mark", name: "" }));
-$("record").addEventListener("click", () => player.say({ type: "record", on: $("record").getAttribute("aria-pressed") !== "true" }));
-$("recipe").addEventListener("click", () => player.say({ type: "recipe" }));
+$("play").addEventListener("click", () => tell({ type: player.playing ? "pause" : "play" }));
+$("reset").addEventListener("click", () => tell({ type: "reset" }));
+$("branch").addEventListener("click", () => tell({ type: "mark", name: "" }));
+$("record").addEventListener("click", () => tell({ type: "record", on: $("record").getAttribute("aria-pressed") !== "true" }));
+$("recipe").addEventListener("click", () => tell({ type: "recipe" }));
 $("close-b").addEventListener("click", closeSecond);
 $("settings").addEventListener("submit", async (event) => {
   event.preventDefault();
   const [file] = $("image").files;
   const asked = { preset: $("preset").value, seed: Number($("seed").value) };
   if (!file) {
-    player.say({ type: "reset", ...asked });
+    tell({ type: "reset", ...asked });
     return;
   }
   const readable = await createImageBitmap(file).catch(() => null); // asked before the stream is given up for it
@@ -410,16 +420,13 @@ $("login").addEventListener("submit", async (event) => {
   else $("veil-text").textContent = (await answer.text()).trim();
 });
 addEventListener("keydown", (event) => {
-  const typing = event.target.matches("input, select, textarea, button, a");
-  if (event.key === "/" && !typing) {
-    event.preventDefault();
-    $("prompt").focus();
-    $("prompt").select();
-  } else if (!typing && event.key === " ") {
-    event.preventDefault();
-    $("play").click();
-  } else if (!typing && event.key.toLowerCase() === "b") $("branch").click();
-  else if (!typing && event.key.toLowerCase() === "r") $("record").click();
+  const key = event.key?.toLowerCase(); // autofill has none
+  const control = { "/": "prompt", " ": "play", b: "branch", r: "record" }[key];
+  const own = key === " " ? "input, select, button, a" : "input, select"; // where the key means something else
+  if (!control || event.ctrlKey || event.metaKey || event.altKey || event.target.matches(own)) return;
+  event.preventDefault();
+  if (key === "/") $(control).select(), $(control).focus();
+  else if (!event.repeat) $(control).click();
 });
 
 function figures() {
@@ -464,7 +471,7 @@ async function warm() {
       }
       return true;
     }
-    if (answer) veil("Warming up", answer.doing, { progress: answer.done / Math.max(1, answer.total) });
+    if (answer) veil(answer.doing === "shut down" ? "Shutting down" : "Warming up", answer.doing, { progress: answer.done / Math.max(1, answer.total) });
     await new Promise((wake) => setTimeout(wake, 250));
   }
 }

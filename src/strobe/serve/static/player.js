@@ -30,12 +30,11 @@ export class Player {
     this.canvas = canvas;
     this.context = canvas.getContext("2d", { alpha: false });
     this.on = on;
-    this.queue = [];
-    this.pending = new Map();
+    this.late = [];
     this.secret = "";
     this.playing = true;
     this.closed = false;
-    this.tries = 0;
+    this.tries = this.generation = this.stalls = this.stallMs = 0;
     this.clear();
     this.tick = this.tick.bind(this);
     requestAnimationFrame(this.tick);
@@ -48,11 +47,8 @@ export class Player {
     this.due = null;
     this.dry = null;
     this.epoch = -1;
-    this.generation = this.generation ?? 0;
-    this.last = null;
-    this.stalls = this.stalls ?? 0;
-    this.stallMs = this.stallMs ?? 0;
-    this.late = this.late ?? [];
+    if (this.decoder?.state === "configured") this.decoder.close();
+    this.decoder = null;
   }
 
   async open(options = {}) {
@@ -97,13 +93,15 @@ export class Player {
     this.say({ type: "close" });
     this.socket?.close();
     this.clear();
-    this.decoder?.state !== "closed" && this.decoder?.close();
   }
 
   hear(message) {
     if (message.type === "welcome") {
       this.tries = 0;
-      if (this.secret !== message.secret) this.hear({ type: "state", state: "playing" }); // as a new stream does
+      if (this.secret !== message.secret) {
+        this.stalls = this.stallMs = 0;
+        this.hear({ type: "state", state: "playing" }); // as a new stream does
+      } else if (!this.playing) this.say({ type: "pause" }); // its answer is shown; a server that took it over plays
       this.secret = message.secret;
       this.generation = message.generation;
       this.next = message.resumed_at_frame;
@@ -112,16 +110,16 @@ export class Player {
       if (this.canvas.width !== message.width) this.canvas.width = message.width;
       if (this.canvas.height !== message.height) this.canvas.height = message.height;
       this.clear();
-      this.decoder = null;
     } else if (message.type === "flushed") {
       this.generation = message.generation;
       this.next = message.frame;
       this.clear();
-      this.decoder = null;
     } else if (message.type === "refused") {
-      this.closed = !this.secret;
-      if (this.secret) {
-        if (message.retry_s === null) this.secret = ""; // else the stream is there, and may be had in a moment
+      const gone = message.retry_s === null; // else the stream is there, and may be had in a moment
+      this.closed = !this.secret || (gone && !this.on.gone);
+      if (!this.closed) {
+        if (gone) this.secret = "";
+        if (gone) this.on.gone();
         this.socket.close();
         return;
       }
@@ -129,6 +127,7 @@ export class Player {
       this.closed = true;
     } else if (message.type === "state") {
       this.playing = message.state === "playing";
+      if (!this.playing) this.begin(performance.now()); // a pause is no stall
       this.due = this.playing && this.queue.length ? performance.now() : null; // no picture may come before these are painted
     }
     this.on[message.type]?.(message);
@@ -179,19 +178,10 @@ export class Player {
     this.decoder.decode(new EncodedVideoChunk({ type: meta.key ? "key" : "delta", timestamp, data }));
   }
 
-  async bitmap(meta, data) {
-    const before = this.chain ?? Promise.resolve();
+  bitmap(meta, data) {
     const image = createImageBitmap(new Blob([data], { type: "image/jpeg" }));
-    this.chain = before.then(async () => {
-      try {
-        const ready = await image;
-        if (meta.generation === this.generation) this.arrive(meta, ready);
-        else ready.close();
-      } catch {
-        /* a picture that cannot be decoded is left out */
-      }
-    });
-    await this.chain;
+    const arrive = ([ready]) => (meta.generation === this.generation ? this.arrive(meta, ready) : ready.close());
+    this.chain = Promise.all([image, this.chain]).then(arrive).catch(() => {}); // a picture that cannot be decoded is left out
   }
 
   arrive(meta, image) {
@@ -245,10 +235,9 @@ export class Player {
     this.due = late > 4 * step ? now + step : this.due + step;
     this.late.push(late);
     if (this.late.length > 300) this.late.shift();
-    const first = this.last === null;
-    this.last = meta;
     this.seen(meta, late);
-    if (first) this.on.first?.(performance.now() - this.openedAt);
+    if (this.openedAt !== null) this.on.first?.(performance.now() - this.openedAt);
+    this.openedAt = null;
     this.on.paint?.(meta, late);
   }
 

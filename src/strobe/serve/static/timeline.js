@@ -13,12 +13,12 @@ export function draw(parent, name, attributes, text) {
 export class Timeline {
   constructor(svg) {
     this.svg = svg;
+    this.branches = [];
     this.reset();
   }
 
   reset(text = "", frame = 0) {
     this.prompts = [{ epoch: 0, text, typed: null, effect: frame, seen: frame, ms: null }];
-    this.branches = [];
     this.frame = frame;
   }
 
