@@ -8,6 +8,7 @@ import random
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from functools import partial
 from itertools import permutations, product
 from types import SimpleNamespace
@@ -421,7 +422,8 @@ async def test_a_stream_that_rests_is_moved_away_and_one_that_is_left_is_closed(
 
 
 @pytest.mark.parametrize(
-    ("what", "said"), [("rests", ["suspended"]), ("is woken", []), ("is closed", []), ("is gone", ["suspended"])]
+    ("what", "said"),
+    [("rests", ["suspended"]), ("is woken", []), ("is closed", []), ("is gone", ["suspended"]), ("has no room", [])],
 )
 async def test_the_device_is_told_before_a_stream_is_moved_and_the_viewer_after(
     what: str, said: list[str], monkeypatch: pytest.MonkeyPatch
@@ -437,13 +439,23 @@ async def test_the_device_is_told_before_a_stream_is_moved_and_the_viewer_after(
             del hub.channels["a"]
         if what == "is gone":
             raise StreamGoneError("gone")
+        if what == "has no room":
+            raise SessionError("the device failed")
         return 3.0
 
     monkeypatch.setattr(hub, "tell_worker", lambda each: told.append(each.asleep))
     monkeypatch.setattr(hub, "on_device", on_device)
     channel.send = lambda message: heard.append(message.state)
     await hub.suspend(channel)
-    assert heard == said
+    assert heard == said and channel.asleep == (what not in ("is woken", "has no room"))
+
+
+async def test_what_fails_on_the_device_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    hub, failed = hub_of_one()[0], Future[None]()
+    failed.set_exception(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20 MiB"))
+    monkeypatch.setattr(hub, "_worker", SimpleNamespace(submit=lambda work: failed))
+    with pytest.raises(SessionError, match=r"the device failed \(CUDA out of memory.*ask for a preset that needs less"):
+        await hub.on_device(lambda: None)
 
 
 async def test_an_error_of_the_device_that_nobody_waits_for_any_more_is_not_logged(caplog: pytest.LogCaptureFixture) -> None:

@@ -14,7 +14,6 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass, field
 from fractions import Fraction
 from pathlib import Path
@@ -25,7 +24,7 @@ import av
 import numpy as np
 from numpy.typing import NDArray
 
-from strobe.core.errors import StrobeError
+from strobe.core.errors import SessionError, StrobeError
 from strobe.engine.video import VideoFile
 from strobe.serve.keeper import Keeper, record_of
 from strobe.serve.metrics import ON_TIME_MS, Metrics, log_event
@@ -253,9 +252,16 @@ class Hub:
         """Run a function on the device's thread, and await its result. It runs even if whoever awaits it is cancelled.
 
         Raises:
-            StrobeError: what it raised.
+            StrobeError: what it raised, also where that is no error of ours, such as memory that runs out.
         """
-        return await waited(asyncio.wrap_future(self.worker.submit(work)))
+        coming = asyncio.wrap_future(self.worker.submit(work))
+        try:
+            return await waited(coming)
+        except (MemoryError, RuntimeError) as error:
+            if isinstance(error, StrobeError):
+                raise
+            log_event("device failed", error=str(error))
+            raise SessionError(f"the device failed ({error}); try again, or ask for a preset that needs less") from error
 
     async def new_stream(self, name: str, preset: str, make: Callable[[], LiveStream]) -> LiveStream:
         """Make a stream on the device's thread if it fits by then; close it again if whoever awaits it is cancelled.
@@ -549,9 +555,13 @@ class Hub:
         """Move a stream to main memory, unless it is closed or woken meanwhile."""
         channel.asleep = True
         self.tell_worker(channel)
-        with suppress(StreamGoneError):
+        try:
             spent_ms = await self.on_device(lambda: self.worker.stream(channel.name).suspend())
             self.metrics.suspend.observe(spent_ms / 1e3)
+        except StreamGoneError:
+            pass
+        except StrobeError:  # it stays where it is
+            channel.asleep = False
         if not channel.asleep or self.channels.get(channel.name) is not channel:
             return
         self.metrics.suspended.inc()
