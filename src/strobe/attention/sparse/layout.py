@@ -209,7 +209,7 @@ def made_apart(make: Callable[[], Kept]) -> Kept:
 
 def _tables(layout: TileLayout, device: torch.device) -> _Tables:
     """Return the index tensors of a layout, cached unless a dispatch mode (fake tensors, tracing) makes its own."""
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_dynamo_compiling():  # torch.export compiles too, but runs this under its fake tensors
         found = _traced(_plain(layout.grid), _plain(layout.tile), index(layout.block), str(device))
         # of what an operation returns, a compiler knows the shape
         return _Tables(sizes=found.sizes.detach(), rows=found.rows.detach(), tokens=found.tokens.detach())
