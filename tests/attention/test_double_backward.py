@@ -255,7 +255,7 @@ def test_the_kernels_of_a_gpu_refuse_it(impl: str, return_lse: bool) -> None:
         torch.autograd.grad(penalty(attend, x), x)
 
 
-TRANSFORMED = (dense, block_sparse, video_of_a_length, foreign)
+IN_EIGHT_BITS = (dense, block_sparse, video_of_a_length, foreign)
 
 
 def dual(run: Callable[[Tensor], Tensor], q: Tensor) -> Any:
@@ -272,16 +272,14 @@ TRANSFORMS: dict[str, Callable[[Callable[[Tensor], Tensor], Tensor], Any]] = {
 }
 
 
-@pytest.mark.parametrize("operator", TRANSFORMED)
+@pytest.mark.parametrize("operator", [*IN_EIGHT_BITS, varlen, merge])
 @pytest.mark.parametrize("transform", TRANSFORMS)
 def test_auto_is_right_or_names_the_reference(operator: Operator, transform: str) -> None:
     q, k, v = draw(1, 128, 2, 2, 32)
 
     def under(impl: str) -> Any:
-        call, _, *rest = operator(q, k, v, impl)
-        place = 2 if operator is foreign else 1
-        cut = q.transpose(1, 2) if operator is foreign else q[:, : rest[0].shape[place]]
-        return TRANSFORMS[transform](lambda each: call(each, *rest), cut)
+        call, mine, *rest = operator(q, k, v, impl)
+        return TRANSFORMS[transform](lambda each: call(each, *rest), mine)
 
     wanted = under("reference")
     try:
@@ -294,7 +292,7 @@ def test_auto_is_right_or_names_the_reference(operator: Operator, transform: str
         torch.testing.assert_close(found, wanted, rtol=0, atol=tolerance("element", "float32"))
 
 
-@pytest.mark.parametrize("operator", TRANSFORMED)
+@pytest.mark.parametrize("operator", IN_EIGHT_BITS)
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
 def test_eight_bits_name_the_reference_which_computes_them(operator: Operator, dtype: torch.dtype) -> None:
     def run(tensors: Sequence[Tensor], impl: str) -> Tensor:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from strobe.attention.around import ambient
+from strobe.attention.around import ambient, transformed
 from strobe.attention.sparse.api import block_sparse_attention
 from strobe.attention.sparse.coarse import Estimator, block_scores, check_sparsity, pool, topk_of
 from strobe.attention.sparse.entries import check_entries, looks
@@ -221,6 +221,8 @@ def _gathered(rows: Tensor, table: Tensor) -> Tensor:
 
 
 def _moved(rows: Tensor, table: Tensor, back: Tensor) -> Tensor:
+    if not torch.compiler.is_compiling() and transformed():  # of a function of its own it would ask for rules
+        return _gathered(rows, table)
     found: Tensor = _Moved.apply(rows, table, back)  # type: ignore[no-untyped-call]
     return found
 
