@@ -109,8 +109,7 @@ def history(q: Tensor, k: Tensor, v: Tensor, impl: str) -> tuple[Any, ...]:
     past = History(keys=keys, values=values, means=means, sizes=sizes, num_tiles=2, block=64)
 
     def call(q: Tensor, k: Tensor, v: Tensor, past: History) -> Tensor:
-        recent = [(k, v)] if impl == "auto" else []  # `impl` is that of the history
-        return history_attention(q, recent, past, q_tiles=tile_layout(GRID, 64), sparsity=0.5, impl=impl).out
+        return history_attention(q, [(k, v)], past, q_tiles=tile_layout(GRID, 64), sparsity=0.5, impl=impl).out
 
     return call, q[:, :120], k, v, past
 
@@ -134,12 +133,12 @@ def foreign(q: Tensor, k: Tensor, v: Tensor, impl: str) -> tuple[Any, ...]:
     return call, q, k, v, sizes
 
 
-THROUGH_LSE = (block_sparse_with_lse, dense_with_lse, merge)
+THROUGH_LSE = (block_sparse_with_lse, dense_with_lse, history, merge)
 """The lse is float32, and so are its differences."""
 CASES = [
     (dense, "reference"),
     (dense, "sdpa"),
-    *((each, impl) for each in (*THROUGH_LSE, varlen, video, video_of_a_length, history) for impl in ("reference", "cpu")),
+    *((each, impl) for each in (*THROUGH_LSE, varlen, video, video_of_a_length) for impl in ("reference", "cpu")),
 ]
 
 
@@ -272,7 +271,7 @@ TRANSFORMS: dict[str, Callable[[Callable[[Tensor], Tensor], Tensor], Any]] = {
 }
 
 
-@pytest.mark.parametrize("operator", [*IN_EIGHT_BITS, varlen, merge])
+@pytest.mark.parametrize("operator", [*IN_EIGHT_BITS, varlen, history, merge])
 @pytest.mark.parametrize("transform", TRANSFORMS)
 def test_auto_is_right_or_names_the_reference(operator: Operator, transform: str) -> None:
     q, k, v = draw(1, 128, 2, 2, 32)

@@ -84,7 +84,7 @@ def history_attention(
         q_tiles: tiles of the queries; of the history's block.
         sparsity: share of the open history tiles that is skipped, 0 to below 1.
         softmax_scale: default `D ** -0.5`.
-        impl: of the attention over the selected tiles, as in `block_sparse_attention`.
+        impl: of the attention over the selected tiles, as in `block_sparse_attention`; `reference` also over the dense keys.
         return_lse: also return the natural-log softmax denominator, float32 `[B, H, S_q]`.
 
     Raises:
@@ -97,11 +97,12 @@ def history_attention(
     _check(q, history, q_tiles)
     scale = q.shape[-1] ** -0.5 if softmax_scale is None else scale_of(softmax_scale)
     parts = [(k, v) for k, v in dense if k.shape[1]]
+    beside = "reference" if impl == "reference" else "auto"
     rows: list[Tensor | None] = [None] * len(parts)
     if not history.num_tiles:
         with span(ATTENTION_KERNEL):
             lse_wanted = return_lse or len(parts) > 1
-            states = [dense_attention(q, k, v, softmax_scale=scale, return_lse=lse_wanted) for k, v in parts]
+            states = [dense_attention(q, k, v, softmax_scale=scale, impl=beside, return_lse=lse_wanted) for k, v in parts]
     else:
         plan = _planned(q, history, q_tiles, sparsity, scale, impl)
         with _beside(q.device, plan.fused) as side:
@@ -112,7 +113,7 @@ def history_attention(
                     there = Tiled(q=tiled, k=history.keys, v=history.values, means=(means, history.means, None))
                     fine = select_and_attend(plan, there, q_rows, kv_rows)[0]  # in tile order
             with span(ATTENTION_KERNEL):
-                states = [dense_attention(q, k, v, softmax_scale=scale, return_lse=True) for k, v in parts]
+                states = [dense_attention(q, k, v, softmax_scale=scale, impl=beside, return_lse=True) for k, v in parts]
         states, rows = [*states, fine], [*rows, q_tiles.rows(q.device)]
     with span(ATTENTION_FINISH):
         result = states[0] if len(states) == 1 and rows[0] is None else merge(states, rows=rows, return_lse=return_lse)
