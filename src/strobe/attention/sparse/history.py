@@ -12,10 +12,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from operator import index
-from typing import Final
 
 import torch
 from torch import Tensor
@@ -30,8 +29,6 @@ from strobe.attention.state import merge
 from strobe.attention.types import AttentionOutput, check, expect, scale_of
 from strobe.core.errors import ShapeError
 from strobe.core.spans import ATTENTION_FINISH, ATTENTION_KERNEL, span
-
-_MEANS: Final = Estimator()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -58,7 +55,7 @@ class History:
     num_tiles: int
     block: int
     whole: bool = False
-    estimator: Estimator = _MEANS
+    estimator: Estimator = field(default_factory=lambda: Estimator())  # a compiler cannot call the class itself
 
 
 def history_attention(
