@@ -29,7 +29,7 @@ from strobe.attention.sparse.layout import tile_layout
 from strobe.attention.sparse.selection import BlockSelection
 from strobe.attention.types import check
 from strobe.compat import video_sparse_attn
-from strobe.core.errors import ImplUnavailableError
+from strobe.core.errors import ImplUnavailableError, ShapeError
 from strobe.core.tolerances import tolerance
 
 pytestmark = [
@@ -305,6 +305,13 @@ def test_eight_bits_name_the_reference_which_computes_them(operator: Operator, d
             run(tensors, impl)
     found, exact = run(tensors, "reference"), run([each.float() for each in tensors], "reference")
     assert found.dtype == dtype and torch.equal(found.float(), exact.to(dtype).float())
+
+
+@pytest.mark.parametrize("operator", [varlen, history])
+def test_what_packs_or_keeps_tiles_takes_no_eight_bits(operator: Operator) -> None:
+    call, q, *rest = operator(*draw(1, 128, 2, 2), "reference")
+    with pytest.raises(ShapeError, match="got shape .* torch.float8_e5m2, expected .* of over 8 bits"):
+        call(q.to(torch.float8_e5m2), *rest)
 
 
 @pytest.mark.parametrize("impl", ["triton", "cudnn", "fa4"])

@@ -178,8 +178,9 @@ def _check(q: Tensor, history: History, q_tiles: TileLayout) -> None:
     expect("q", q, Tensor, "a tensor [B, S, H, D]")
     expect("history", history, History, "a strobe.History")
     expect("q_tiles", q_tiles, TileLayout, "a strobe.TileLayout; strobe.tile_layout makes one")
-    if q.dim() != 4 or q.shape[1] != q_tiles.num_tokens:
-        raise ShapeError(f"q: got shape {tuple(q.shape)}, expected [B, {q_tiles.num_tokens}, H, D] for grid {q_tiles.grid}")
+    if q.dim() != 4 or q.shape[1] != q_tiles.num_tokens or q.itemsize < 2:
+        asked = f"[B, {q_tiles.num_tokens}, H, D] of over 8 bits for grid {q_tiles.grid}"
+        raise ShapeError(f"q: got shape {tuple(q.shape)} {q.dtype}, expected {asked}")
     if q_tiles.block != history.block:
         raise ShapeError(f"q_tiles: got blocks of {q_tiles.block}, expected the history's {history.block}")
     if history.keys.dim() != 4 or history.keys.shape[1] % history.block:

@@ -123,9 +123,7 @@ def _checked(states: Sequence[AttentionOutput], rows: Sequence[Tensor | None] | 
         raise ShapeError(f"rows: got {len(places)} entries, expected one, a tensor or None, for each of {len(states)} states")
     first = states[0].out
     if first.dim() != 4 or first.itemsize < 2:
-        raise ShapeError(
-            f"states[0].out: got shape {tuple(first.shape)} {first.dtype}, expected [B, S, H, D] of at least 16 bits"
-        )
+        raise ShapeError(f"states[0].out: got shape {tuple(first.shape)} {first.dtype}, expected [B, S, H, D] of over 8 bits")
     wide = torch.promote_types(first.dtype, torch.float32)
     number = first.shape[1] if places[0] is None else places[0].shape[0]
     parts = []
