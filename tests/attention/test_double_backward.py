@@ -29,7 +29,7 @@ from strobe.attention.sparse.layout import tile_layout
 from strobe.attention.sparse.selection import BlockSelection
 from strobe.attention.types import check
 from strobe.compat import video_sparse_attn
-from strobe.core.errors import ImplUnavailableError
+from strobe.core.errors import ImplUnavailableError, ShapeError
 from strobe.core.tolerances import tolerance
 
 pytestmark = [
@@ -109,8 +109,7 @@ def history(q: Tensor, k: Tensor, v: Tensor, impl: str) -> tuple[Any, ...]:
     past = History(keys=keys, values=values, means=means, sizes=sizes, num_tiles=2, block=64)
 
     def call(q: Tensor, k: Tensor, v: Tensor, past: History) -> Tensor:
-        recent = [(k, v)] if impl == "auto" else []  # `impl` is that of the history
-        return history_attention(q, recent, past, q_tiles=tile_layout(GRID, 64), sparsity=0.5, impl=impl).out
+        return history_attention(q, [(k, v)], past, q_tiles=tile_layout(GRID, 64), sparsity=0.5, impl=impl).out
 
     return call, q[:, :120], k, v, past
 
@@ -134,12 +133,12 @@ def foreign(q: Tensor, k: Tensor, v: Tensor, impl: str) -> tuple[Any, ...]:
     return call, q, k, v, sizes
 
 
-THROUGH_LSE = (block_sparse_with_lse, dense_with_lse, merge)
+THROUGH_LSE = (block_sparse_with_lse, dense_with_lse, history, merge)
 """The lse is float32, and so are its differences."""
 CASES = [
     (dense, "reference"),
     (dense, "sdpa"),
-    *((each, impl) for each in (*THROUGH_LSE, varlen, video, video_of_a_length, history) for impl in ("reference", "cpu")),
+    *((each, impl) for each in (*THROUGH_LSE, varlen, video, video_of_a_length) for impl in ("reference", "cpu")),
 ]
 
 
@@ -255,7 +254,7 @@ def test_the_kernels_of_a_gpu_refuse_it(impl: str, return_lse: bool) -> None:
         torch.autograd.grad(penalty(attend, x), x)
 
 
-TRANSFORMED = (dense, block_sparse, video_of_a_length, foreign)
+IN_EIGHT_BITS = (dense, block_sparse, video_of_a_length, foreign)
 
 
 def dual(run: Callable[[Tensor], Tensor], q: Tensor) -> Any:
@@ -272,16 +271,14 @@ TRANSFORMS: dict[str, Callable[[Callable[[Tensor], Tensor], Tensor], Any]] = {
 }
 
 
-@pytest.mark.parametrize("operator", TRANSFORMED)
+@pytest.mark.parametrize("operator", [*IN_EIGHT_BITS, varlen, history, merge])
 @pytest.mark.parametrize("transform", TRANSFORMS)
 def test_auto_is_right_or_names_the_reference(operator: Operator, transform: str) -> None:
     q, k, v = draw(1, 128, 2, 2, 32)
 
     def under(impl: str) -> Any:
-        call, _, *rest = operator(q, k, v, impl)
-        place = 2 if operator is foreign else 1
-        cut = q.transpose(1, 2) if operator is foreign else q[:, : rest[0].shape[place]]
-        return TRANSFORMS[transform](lambda each: call(each, *rest), cut)
+        call, mine, *rest = operator(q, k, v, impl)
+        return TRANSFORMS[transform](lambda each: call(each, *rest), mine)
 
     wanted = under("reference")
     try:
@@ -294,7 +291,7 @@ def test_auto_is_right_or_names_the_reference(operator: Operator, transform: str
         torch.testing.assert_close(found, wanted, rtol=0, atol=tolerance("element", "float32"))
 
 
-@pytest.mark.parametrize("operator", TRANSFORMED)
+@pytest.mark.parametrize("operator", IN_EIGHT_BITS)
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
 def test_eight_bits_name_the_reference_which_computes_them(operator: Operator, dtype: torch.dtype) -> None:
     def run(tensors: Sequence[Tensor], impl: str) -> Tensor:
@@ -308,6 +305,13 @@ def test_eight_bits_name_the_reference_which_computes_them(operator: Operator, d
             run(tensors, impl)
     found, exact = run(tensors, "reference"), run([each.float() for each in tensors], "reference")
     assert found.dtype == dtype and torch.equal(found.float(), exact.to(dtype).float())
+
+
+@pytest.mark.parametrize("operator", [varlen, history])
+def test_what_packs_or_keeps_tiles_takes_no_eight_bits(operator: Operator) -> None:
+    call, q, *rest = operator(*draw(1, 128, 2, 2), "reference")
+    with pytest.raises(ShapeError, match="got shape .* torch.float8_e5m2, expected .* of over 8 bits"):
+        call(q.to(torch.float8_e5m2), *rest)
 
 
 @pytest.mark.parametrize("impl", ["triton", "cudnn", "fa4"])

@@ -20,6 +20,7 @@ from strobe.core.tolerances import tolerance
 
 ELEMENT = tolerance("element", "float32")
 ELEMENT_BF16 = tolerance("element", "bfloat16")
+DOUBLE = tolerance("element", "float64")
 MERGE = tolerance("merge", "float32")
 OF_MERGE = tolerance("gradient of a merge", "float32")
 ROUNDING = tolerance("rounding", "float32")
@@ -78,6 +79,13 @@ def test_large_scores_neither_overflow_nor_vanish(dtype: torch.dtype) -> None:
     whole = dense_attention(q, k, v, impl="reference")
     assert merged.out.dtype == dtype
     torch.testing.assert_close(merged.out, whole.out, atol=2e-2 if dtype != torch.float32 else 1e-5, rtol=ELEMENT_BF16)
+
+
+def test_parts_in_double_precision_merge_in_double_precision() -> None:
+    outs, lses = torch.randn(3, 2, 7, 2, 5, dtype=torch.float64), torch.randn(3, 2, 2, 7)
+    weights = lses.double().softmax(dim=0).transpose(2, 3).unsqueeze(-1)
+    merged = merge([AttentionOutput(out=out, lse=lse) for out, lse in zip(outs, lses, strict=True)])
+    torch.testing.assert_close(merged.out, (weights * outs).sum(dim=0), atol=DOUBLE, rtol=DOUBLE)
 
 
 def merge_of_empty(q: Tensor) -> list[AttentionOutput]:
@@ -169,6 +177,7 @@ def test_states_that_do_not_fit_are_refused() -> None:
     for states, message in (
         ([], "got none"),
         ([AttentionOutput(out=torch.zeros(2, 3, 4), lse=None)], r"states\[0\].out: got shape \(2, 3, 4\)"),
+        ([AttentionOutput(out=state.out.to(torch.float8_e5m2), lse=None)], r"got shape .* torch.float8_e5m2, .*over 8 bits"),
         ([state, AttentionOutput(out=state.out, lse=None)], r"states\[1\].lse: got None.*return_lse=True"),
         ([state, AttentionOutput(out=torch.zeros(1, 2, 3, 5), lse=None)], r"states\[1\].out: got \(1, 2, 3, 5\)"),
         ([AttentionOutput(out=state.out, lse=torch.zeros(1, 2, 3))], r"states\[0\].lse: got \(1, 2, 3\).*expected \(1, 3, 2\)"),

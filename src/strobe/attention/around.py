@@ -28,9 +28,12 @@ def ambient(tensor: Tensor, impl: str = "") -> AbstractContextManager[None]:
     around = _changed(tensor.device) if elsewhere or cast else _AS_IT_IS
     if impl in ("", "reference"):
         return around
-    forward_mode = torch.autograd.forward_ad._current_level >= 0
-    transformed = forward_mode or torch._C._functorch.peek_interpreter_stack() is not None
-    return _transformed(impl, around, forward_mode) if transformed else around
+    return _ruled(impl, around) if transformed() else around
+
+
+def transformed() -> bool:
+    """Whether torch.func or forward-mode differentiation looks at the operations of a call."""
+    return torch.autograd.forward_ad._current_level >= 0 or torch._C._functorch.peek_interpreter_stack() is not None
 
 
 def as_it_is(tensor: Tensor) -> bool:
@@ -44,9 +47,9 @@ def as_it_is(tensor: Tensor) -> bool:
 
 
 @contextmanager
-def _transformed(impl: str, around: AbstractContextManager[None], forward_mode: bool) -> Iterator[None]:
+def _ruled(impl: str, around: AbstractContextManager[None]) -> Iterator[None]:
     """Refuse an impl without a rule for torch.func or forward-mode derivatives: addresses would drop the tangents of inputs."""
-    if forward_mode and impl not in ("sdpa", "cpu"):
+    if torch.autograd.forward_ad._current_level >= 0 and impl not in ("sdpa", "cpu"):
         raise _no_rule(impl, "it has no forward-mode derivative")
     try:
         with around:

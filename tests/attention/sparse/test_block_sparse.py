@@ -552,7 +552,7 @@ def test_what_does_not_fit_is_named() -> None:
         ("indices", case["indices"][:, :2], r"indices: got shape \(2, 2, 2\), expected \[2, 3, K\] for 3 query blocks"),
         ("cu_seqlens_q", torch.tensor([0, 70, 60]).int(), r"cu_seqlens: got \[0, 70, 60\], expected numbers that ascend from 0"),
         ("cu_seqlens_kv", torch.tensor([0, 70, 121]).int(), r"cu_seqlens: got \[0, 70, 121\], .* to at most 120, the rows"),
-        ("v", case["v"][:5], r"packed: got shape \(5, 2, 16\), expected \[120, H, D\]"),
+        ("v", case["v"][:5], r"packed: got shape \(5, 2, 16\) torch.float32, expected \[120, H, D\]"),
     ]
     for name, tensor, message in wrong:
         with pytest.raises(ShapeError, match=message):

@@ -21,7 +21,7 @@ from history_on_cpu import draw as in_slots
 from strobe.attention.dense import dense_attention
 from strobe.attention.sparse import history as operator
 from strobe.attention.sparse.coarse import Estimator, pool
-from strobe.attention.sparse.history import history_attention
+from strobe.attention.sparse.history import History, history_attention
 from strobe.attention.sparse.layout import tile_layout
 from strobe.core.errors import ConfigError, ShapeError
 from strobe.core.tolerances import tolerance
@@ -129,6 +129,18 @@ def test_more_parts_find_keys_that_cancel_in_a_mean() -> None:
         found = history_attention(q, (), replace(history, values=values), q_tiles=drawn.q_tiles, sparsity=0.5)
         seen.append(found.out.mean().item())
     assert seen == pytest.approx([0, 1])  # the value of a slot is its number
+
+
+def test_a_history_that_is_made_in_compiled_code() -> None:
+    drawn = draw(USUAL)
+    kept = drawn.history
+
+    def attend(q: Tensor, keys: Tensor, values: Tensor, means: Tensor, sizes: Tensor) -> Tensor:
+        past = History(keys=keys, values=values, means=means, sizes=sizes, num_tiles=kept.num_tiles, block=kept.block)
+        return history_attention(q, drawn.dense, past, q_tiles=drawn.q_tiles, sparsity=0.5).out
+
+    compiled = torch.compile(attend, fullgraph=True, backend="eager")
+    assert torch.equal(compiled(drawn.q, kept.keys, kept.values, kept.means, kept.sizes), run(drawn, 0.5).out)
 
 
 def test_gradients_are_those_of_the_definition() -> None:

@@ -104,3 +104,13 @@ def test_another_number_of_tokens_is_refused() -> None:
         layout.to_tiles(torch.zeros(1, 7, 3))
     with pytest.raises(ShapeError, match=r"tiled: got shape \(1, 8, 3\), expected \[B, 64, ...\]"):
         layout.to_raster(torch.zeros(1, 8, 3))
+
+
+def test_an_export_leaves_no_fake_tables_behind() -> None:
+    class InTiles(torch.nn.Module):
+        def forward(self, raster: torch.Tensor) -> torch.Tensor:
+            return tile_layout((3, 5, 7), (2, 3, 4)).to_tiles(raster)
+
+    raster = torch.arange(105.0).view(1, 105, 1)
+    exported = torch.export.export(InTiles(), (raster,)).module()
+    assert type(InTiles()(raster)) is torch.Tensor and torch.equal(exported(raster), InTiles()(raster))

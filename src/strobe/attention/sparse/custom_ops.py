@@ -48,8 +48,9 @@ def _selection(flat: Sequence[Any]) -> BlockSelection:
 
 
 def _for_impl(impl: str, selection: BlockSelection, k: Tensor) -> BlockSelection:
-    """Make the indices of key blocks that do not exist harmless for a library's kernel, which reads whatever an index names."""
-    return sound(selection, k.shape[1] // selection.block) if impl in _LIBRARIES else selection
+    """Make the indices of key blocks that do not exist harmless, where they are read and were not looked at."""
+    unseen = impl in _LIBRARIES or torch._C._functorch.is_batchedtensor(selection.indices)
+    return sound(selection, k.shape[1] // selection.block) if unseen else selection
 
 
 def _forward(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:

@@ -64,7 +64,7 @@ def looks(tensor: Tensor) -> bool:
     if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() or tensor.is_meta:
         return False
     if tensor.device.type == "cpu":
-        return True
+        return not torch._C._functorch.is_batchedtensor(tensor)  # torch.vmap looks at no values
     return _everywhere() and not (tensor.is_cuda and torch.cuda.is_current_stream_capturing())
 
 

@@ -12,10 +12,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from operator import index
-from typing import Final
 
 import torch
 from torch import Tensor
@@ -30,8 +29,6 @@ from strobe.attention.state import merge
 from strobe.attention.types import AttentionOutput, check, expect, scale_of
 from strobe.core.errors import ShapeError
 from strobe.core.spans import ATTENTION_FINISH, ATTENTION_KERNEL, span
-
-_MEANS: Final = Estimator()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -58,7 +55,7 @@ class History:
     num_tiles: int
     block: int
     whole: bool = False
-    estimator: Estimator = _MEANS
+    estimator: Estimator = field(default_factory=lambda: Estimator())  # a compiler cannot call the class itself
 
 
 def history_attention(
@@ -84,7 +81,7 @@ def history_attention(
         q_tiles: tiles of the queries; of the history's block.
         sparsity: share of the open history tiles that is skipped, 0 to below 1.
         softmax_scale: default `D ** -0.5`.
-        impl: of the attention over the selected tiles, as in `block_sparse_attention`.
+        impl: of the attention over the selected tiles, as in `block_sparse_attention`; `reference` also over the dense keys.
         return_lse: also return the natural-log softmax denominator, float32 `[B, H, S_q]`.
 
     Raises:
@@ -97,11 +94,12 @@ def history_attention(
     _check(q, history, q_tiles)
     scale = q.shape[-1] ** -0.5 if softmax_scale is None else scale_of(softmax_scale)
     parts = [(k, v) for k, v in dense if k.shape[1]]
+    beside = "reference" if impl == "reference" else "auto"
     rows: list[Tensor | None] = [None] * len(parts)
     if not history.num_tiles:
         with span(ATTENTION_KERNEL):
             lse_wanted = return_lse or len(parts) > 1
-            states = [dense_attention(q, k, v, softmax_scale=scale, return_lse=lse_wanted) for k, v in parts]
+            states = [dense_attention(q, k, v, softmax_scale=scale, impl=beside, return_lse=lse_wanted) for k, v in parts]
     else:
         plan = _planned(q, history, q_tiles, sparsity, scale, impl)
         with _beside(q.device, plan.fused) as side:
@@ -112,7 +110,7 @@ def history_attention(
                     there = Tiled(q=tiled, k=history.keys, v=history.values, means=(means, history.means, None))
                     fine = select_and_attend(plan, there, q_rows, kv_rows)[0]  # in tile order
             with span(ATTENTION_KERNEL):
-                states = [dense_attention(q, k, v, softmax_scale=scale, return_lse=True) for k, v in parts]
+                states = [dense_attention(q, k, v, softmax_scale=scale, impl=beside, return_lse=True) for k, v in parts]
         states, rows = [*states, fine], [*rows, q_tiles.rows(q.device)]
     with span(ATTENTION_FINISH):
         result = states[0] if len(states) == 1 and rows[0] is None else merge(states, rows=rows, return_lse=return_lse)
@@ -180,8 +178,9 @@ def _check(q: Tensor, history: History, q_tiles: TileLayout) -> None:
     expect("q", q, Tensor, "a tensor [B, S, H, D]")
     expect("history", history, History, "a strobe.History")
     expect("q_tiles", q_tiles, TileLayout, "a strobe.TileLayout; strobe.tile_layout makes one")
-    if q.dim() != 4 or q.shape[1] != q_tiles.num_tokens:
-        raise ShapeError(f"q: got shape {tuple(q.shape)}, expected [B, {q_tiles.num_tokens}, H, D] for grid {q_tiles.grid}")
+    if q.dim() != 4 or q.shape[1] != q_tiles.num_tokens or q.itemsize < 2:
+        asked = f"[B, {q_tiles.num_tokens}, H, D] of over 8 bits for grid {q_tiles.grid}"
+        raise ShapeError(f"q: got shape {tuple(q.shape)} {q.dtype}, expected {asked}")
     if q_tiles.block != history.block:
         raise ShapeError(f"q_tiles: got blocks of {q_tiles.block}, expected the history's {history.block}")
     if history.keys.dim() != 4 or history.keys.shape[1] % history.block:

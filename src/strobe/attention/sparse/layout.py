@@ -192,7 +192,7 @@ _RECORDED: Final[set[Any]] = set()
 
 def held(found: Kept, device: torch.device) -> Kept:
     """Return `found`; while a CUDA graph is recorded keep it for ever, because the graph may be replayed at any time."""
-    if device.type == "cuda" and not torch.compiler.is_compiling() and torch.cuda.is_current_stream_capturing():
+    if device.type == "cuda" and not torch.compiler.is_dynamo_compiling() and torch.cuda.is_current_stream_capturing():
         _RECORDED.add(found)
     return found
 
@@ -209,7 +209,7 @@ def made_apart(make: Callable[[], Kept]) -> Kept:
 
 def _tables(layout: TileLayout, device: torch.device) -> _Tables:
     """Return the index tensors of a layout, cached unless a dispatch mode (fake tensors, tracing) makes its own."""
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_dynamo_compiling():  # torch.export compiles too, but runs this under its fake tensors
         return _traced(_plain(layout.grid), _plain(layout.tile), index(layout.block), str(device))
     if torch._C._len_torch_dispatch_stack():
         return _made(layout, device)

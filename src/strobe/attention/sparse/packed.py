@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from strobe.attention.around import ambient
+from strobe.attention.around import ambient, transformed
 from strobe.attention.sparse.api import block_sparse_attention
 from strobe.attention.sparse.coarse import Estimator, block_scores, check_sparsity, pool, topk_of
 from strobe.attention.sparse.entries import check_entries, looks
@@ -97,8 +97,9 @@ class PackedLayout:
 
     def to_blocks(self, packed: Tensor) -> Tensor:
         """Arrange tokens `[T, H, D]` as rows `[1, N * block, H, D]`; padding rows are 0."""
-        if packed.dim() != 3 or packed.shape[0] != self.num_tokens:
-            raise ShapeError(f"packed: got shape {tuple(packed.shape)}, expected [{self.num_tokens}, H, D]")
+        if packed.dim() != 3 or packed.shape[0] != self.num_tokens or (packed.itemsize < 2 and packed.is_floating_point()):
+            wanted = f"[{self.num_tokens}, H, D] of over 8 bits"
+            raise ShapeError(f"packed: got shape {tuple(packed.shape)} {packed.dtype}, expected {wanted}")
         return _moved(packed, self.tokens, self.rows).unsqueeze(0)
 
     def to_packed(self, rows: Tensor) -> Tensor:
@@ -174,8 +175,7 @@ def block_sparse_attention_varlen(
 
 def _layouts(q: Tensor, k: Tensor, cu_q: Tensor, cu_kv: Tensor, block: int) -> tuple[PackedLayout, PackedLayout]:
     if cu_q.shape != cu_kv.shape:
-        given = tuple(cu_kv.shape)
-        raise ShapeError(f"cu_seqlens_kv: got shape {given}, expected {tuple(cu_q.shape)} like cu_seqlens_q")
+        raise ShapeError(f"cu_seqlens_kv: got shape {tuple(cu_kv.shape)}, expected {tuple(cu_q.shape)} like cu_seqlens_q")
     return PackedLayout.of(cu_q, q.shape[0], block), PackedLayout.of(cu_kv, k.shape[0], block)
 
 
@@ -221,8 +221,9 @@ def _gathered(rows: Tensor, table: Tensor) -> Tensor:
 
 
 def _moved(rows: Tensor, table: Tensor, back: Tensor) -> Tensor:
-    found: Tensor = _Moved.apply(rows, table, back)  # type: ignore[no-untyped-call]
-    return found
+    if not torch.compiler.is_compiling() and transformed():  # of a function of its own it would ask for rules
+        return _gathered(rows, table)
+    return _Moved.apply(rows, table, back)  # type: ignore[no-untyped-call, no-any-return]
 
 
 _MEANS = Estimator()

@@ -71,11 +71,11 @@ def merge(
             merged: AttentionOutput = import_module("strobe.attention.state.impl.triton").merge(parts, into, return_lse)
             return merged
         merged = reference.merge(parts)
+    assert merged.lse is not None
     if into is None:
-        return merged if return_lse else AttentionOutput(out=merged.out, lse=None)
+        return AttentionOutput(out=merged.out, lse=merged.lse.float() if return_lse else None)
     into.out.copy_(merged.out)
     if into.lse is not None:
-        assert merged.lse is not None
         into.lse.copy_(merged.lse)
     return into
 
@@ -122,8 +122,9 @@ def _checked(states: Sequence[AttentionOutput], rows: Sequence[Tensor | None] | 
     if len(places) != len(states):
         raise ShapeError(f"rows: got {len(places)} entries, expected one, a tensor or None, for each of {len(states)} states")
     first = states[0].out
-    if first.dim() != 4:
-        raise ShapeError(f"states[0].out: got shape {tuple(first.shape)}, expected [B, S, H, D]")
+    if first.dim() != 4 or first.itemsize < 2:
+        raise ShapeError(f"states[0].out: got shape {tuple(first.shape)} {first.dtype}, expected [B, S, H, D] of over 8 bits")
+    wide = torch.promote_types(first.dtype, torch.float32)
     number = first.shape[1] if places[0] is None else places[0].shape[0]
     parts = []
     for i, (state, place) in enumerate(zip(states, places, strict=True)):
@@ -134,7 +135,7 @@ def _checked(states: Sequence[AttentionOutput], rows: Sequence[Tensor | None] | 
         _check_lse(f"states[{i}]", state.lse, state.out)
         if place is not None:
             _check(f"rows[{i}]", place, (number,), torch.int64, first)
-        parts.append((state.out, state.lse, place))
+        parts.append((state.out, state.lse.to(wide), place))
     return parts
 
 

@@ -95,6 +95,16 @@ def test_channels_that_are_no_power_of_two(head_dim: int) -> None:
     assert torch.equal(turn @ turn, (head_dim & -head_dim) * torch.eye(head_dim))
 
 
+def test_an_export_leaves_no_fake_matrix_behind() -> None:
+    class InEightBits(torch.nn.Module):
+        def forward(self, q: torch.Tensor) -> torch.Tensor:
+            return strobe.eightbit_attention(q, q, q).out
+
+    q = torch.randn(1, 9, 1, 28)  # a width of its own
+    exported = torch.export.export(InEightBits(), (q,)).module()
+    assert type(InEightBits()(q)) is torch.Tensor and torch.equal(exported(q), InEightBits()(q))
+
+
 def test_a_mean_of_keys_and_values_costs_nothing() -> None:
     """Softmax does not see the first and the second is added back; the lse has both."""
     q, k, v = (each.double() for each in plain(SHAPE))
