@@ -108,7 +108,7 @@ def test_compiled_code_marks_nothing_and_is_compiled_once(listener: Listener) ->
         with span("attention"):
             return x * 2
 
-    spans.set_compiling(torch.compiler.is_compiling)
+    spans.set_compiling(torch.compiler.is_dynamo_compiling)
     with span("dit_forward"):
         assert doubled(torch.ones(2)).tolist() == [2, 2]
     with spans.silenced():

@@ -10,6 +10,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from strobe.attention.types import traced
 from strobe.core.errors import ImplUnavailableError, StrobeError
 
 _AS_IT_IS: Final[AbstractContextManager[None]] = nullcontext()
@@ -21,7 +22,7 @@ def ambient(tensor: Tensor, impl: str = "") -> AbstractContextManager[None]:
     Args:
         impl: that runs inside; what it cannot do inside of torch.func and forward-mode differentiation is then said in one line.
     """
-    if torch.compiler.is_compiling():
+    if traced():
         return _AS_IT_IS
     elsewhere = tensor.is_cuda and torch.cuda.current_device() != tensor.device.index
     cast = not tensor.is_meta and torch.is_autocast_enabled(tensor.device.type)  # torch has no autocast there

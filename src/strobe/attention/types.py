@@ -16,7 +16,7 @@ from strobe.core.spans import set_compiling
 
 P = ParamSpec("P")
 T = TypeVar("T")
-set_compiling(torch.compiler.is_compiling)
+set_compiling(torch.compiler.is_dynamo_compiling)
 _DISABLE: Final[Any] = torch.compiler.disable  # as torch has it, whoever puts another in its place
 
 
@@ -27,6 +27,12 @@ def constant_when_traced(function: Callable[P, T]) -> Callable[P, T]:
     """
     vars(function)["_dynamo_marked_constant"] = True
     return function
+
+
+def traced() -> bool:
+    """Whether a compiler traces this call; `torch.compiler.is_compiling` is true of every thread while one of them compiles."""
+    tracing: bool = torch.compiler.is_dynamo_compiling()
+    return tracing or (torch.compiler.is_compiling() and torch._C._len_torch_dispatch_stack() > 0)
 
 
 def outside_graphs(function: Callable[P, T], reason: str) -> Callable[P, T]:
@@ -46,7 +52,7 @@ def outside_graphs(function: Callable[P, T], reason: str) -> Callable[P, T]:
 
     @wraps(function)
     def called(*args: P.args, **kwargs: P.kwargs) -> T:
-        if torch.compiler.is_compiling():
+        if traced():
             leave()
         return held["call"](*args, **kwargs)
 

@@ -18,7 +18,7 @@ from strobe.attention.sparse.layout import check_block
 from strobe.attention.sparse.spec import SparseSpec
 from strobe.attention.sparse.stages.types import Grid, SelectionSpec
 from strobe.attention.sparse.tiled import Plan, Tiles, attend, chosen_impl, filled, fine_spec, fuses
-from strobe.attention.types import TensorMeta, check, expect
+from strobe.attention.types import TensorMeta, check, expect, traced
 from strobe.core.errors import ShapeError
 
 
@@ -71,7 +71,7 @@ def video_sparse_attn(
     faces = (TensorMeta.of("q", queries), TensorMeta.of("k", keys), TensorMeta.of("v", values))
     tiles, deterministic = Tiles(block, q_rows.num_tiles, kv_rows.num_tiles, ragged), torch.are_deterministic_algorithms_enabled()
     selected = min(index(topk), kv_rows.num_tiles)
-    work_out = _worked_out if torch.compiler.is_compiling() else _kept
+    work_out = _worked_out if traced() else _kept
     spec, choice = work_out(faces, tiles, selected, impl, torch.is_grad_enabled(), deterministic)
     wish = SelectionSpec(
         softmax_scale=spec.softmax_scale,
@@ -103,7 +103,7 @@ _kept = lru_cache(maxsize=256)(_worked_out)
 
 
 def _fuses(q: Tensor, spec: SparseSpec) -> bool:
-    watched = torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() or type(q) not in (Tensor, torch.nn.Parameter)
+    watched = traced() or torch._C._len_torch_dispatch_stack() or type(q) not in (Tensor, torch.nn.Parameter)
     return not watched and spec.batch > 0 and fuses(spec.device, spec.dtype, spec.head_dim)
 
 

@@ -145,7 +145,7 @@ _NULL: Final[AbstractContextManager[None]] = nullcontext()
 _recorder: Recorder | None = None
 _installed: list[tuple[Recorder | None]] = []
 _lock = Lock()
-_compiling: Callable[[], bool] = getattr(sys.modules.get("torch.compiler"), "is_compiling", lambda: False)
+_compiling: Callable[[], bool] = getattr(sys.modules.get("torch.compiler"), "is_dynamo_compiling", lambda: False)
 
 
 def span(name: str, index: int | None = None) -> AbstractContextManager[object]:

@@ -8,9 +8,10 @@ from __future__ import annotations
 import inspect
 import itertools
 import math
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields
 from itertools import product
-from threading import get_ident
+from threading import Event, get_ident
 from typing import Any
 
 import pytest
@@ -550,6 +551,25 @@ def test_autocast_changes_nothing(impl: str) -> None:
         found = attended(q, k, v, impl=impl, coarse=True, return_lse=True)
     assert found.out.dtype == torch.float32 and torch.equal(found.out, expected.out)
     assert torch.equal(found.selection.indices, expected.selection.indices)
+
+
+def test_autocast_changes_nothing_while_another_thread_compiles() -> None:
+    """`torch.compiler.is_compiling` is true of every thread then."""
+    inside, over = Event(), Event()
+
+    def slow(graph: Any, inputs: Any) -> Any:
+        inside.set()
+        assert over.wait(60)
+        return graph
+
+    expected = dense_attention(*draw(1, 90, 2, 16), impl="reference").out
+    with ThreadPoolExecutor(1) as other:
+        other.submit(torch.compile(lambda x: x + 1, backend=slow), torch.ones(2))
+        assert inside.wait(60)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            found = dense_attention(*draw(1, 90, 2, 16), impl="reference").out
+        over.set()
+    assert torch.equal(found, expected)
 
 
 def test_autocast_around_the_backward_changes_nothing() -> None:

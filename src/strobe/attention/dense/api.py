@@ -5,13 +5,12 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Final
 
-import torch
 from torch import Tensor
 
 from strobe.attention.around import ambient
 from strobe.attention.dense.impl import blocks, fa4, reference, sdpa
 from strobe.attention.impls import Choice, Impl, announce, plugged, select
-from strobe.attention.types import AttentionOutput, AttentionSpec, check
+from strobe.attention.types import AttentionOutput, AttentionSpec, check, traced
 from strobe.core.errors import ImplUnavailableError
 
 _OURS = (fa4.IMPL, sdpa.IMPL, blocks.TRITON, blocks.CPU, reference.IMPL)
@@ -74,7 +73,7 @@ def dense_attention(
         ImplUnavailableError: the named impl cannot run this call.
     """
     spec = check(q, k, v, softmax_scale, return_lse)
-    choice = choose(spec, impl) if torch.compiler.is_compiling() else _choose(spec, impl)
+    choice = choose(spec, impl) if traced() else _choose(spec, impl)
     announce(choice)
     with ambient(q, choice.impl.name):
         return choice.impl.run(q, k, v, spec)

@@ -14,7 +14,7 @@ from strobe.attention.sparse.impl import reference
 from strobe.attention.sparse.impls import choose
 from strobe.attention.sparse.selection import BlockSelection, check_selection
 from strobe.attention.sparse.spec import SparseSpec
-from strobe.attention.types import AttentionOutput, check
+from strobe.attention.types import AttentionOutput, check, traced
 
 _choose = lru_cache(maxsize=256)(choose)
 
@@ -52,7 +52,7 @@ def block_sparse_attention(
     """
     spec = spec_of(q, k, v, selection, softmax_scale, return_lse, deterministic)
     check_entries(selection, spec.kv_len // spec.block)
-    choice = choose(spec, impl) if torch.compiler.is_compiling() else _choose(spec, impl)
+    choice = choose(spec, impl) if traced() else _choose(spec, impl)
     announce(choice)
     run = reference.run if 0 in (spec.batch, spec.q_len) else choice.impl.run  # no kernel is launched over nothing
     with ambient(q, choice.impl.name):

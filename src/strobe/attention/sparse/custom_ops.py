@@ -20,7 +20,7 @@ from strobe.attention.sparse.entries import check_entries, sound
 from strobe.attention.sparse.selection import BlockSelection
 from strobe.attention.sparse.spec import SparseSpec
 from strobe.attention.sparse.stages.types import Prepared
-from strobe.attention.types import AttentionOutput
+from strobe.attention.types import AttentionOutput, traced
 
 _LIBRARIES: Final = ("cudnn", "fa4")
 PREPARING: Final = ("cudnn", "triton")
@@ -139,7 +139,7 @@ class _EagerSparse(torch.autograd.Function):
 
 def run(impl: str, q: Tensor, k: Tensor, v: Tensor, selection: BlockSelection, spec: SparseSpec) -> AttentionOutput:
     """Run one impl: as a custom operator under a compiler, a dispatch mode or a tensor subclass, else directly."""
-    if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() or type(q) not in (Tensor, torch.nn.Parameter):
+    if traced() or torch._C._len_torch_dispatch_stack() or type(q) not in (Tensor, torch.nn.Parameter):
         out, lse = block_sparse_forward(q, k, v, *_flat(selection), spec.softmax_scale, impl)
     elif spec.needs_grad:
         out, lse = _EagerSparse.apply(q, k, v, _for_impl(impl, selection, k), spec.softmax_scale, impl)  # type: ignore[no-untyped-call]

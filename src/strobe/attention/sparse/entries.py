@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from strobe.attention.sparse.selection import BlockSelection
+from strobe.attention.types import traced
 from strobe.core.errors import ShapeError
 from strobe.core.settings import read_settings
 
@@ -61,7 +62,7 @@ def check_entries(selection: BlockSelection, num_kv: int | Tensor) -> None:
 
 def looks(tensor: Tensor) -> bool:
     """Whether what a tensor holds is to be looked at."""
-    if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() or tensor.is_meta:
+    if traced() or torch._C._len_torch_dispatch_stack() or tensor.is_meta:
         return False
     if tensor.device.type == "cpu":
         return not torch._C._functorch.is_batchedtensor(tensor)  # torch.vmap looks at no values
@@ -77,7 +78,7 @@ def sound(selection: BlockSelection, num_kv: int) -> BlockSelection:
     """The selection without the entries that name no key block; itself if the host knows that there are none. No host sync."""
     if selection.within(num_kv):
         return selection
-    if selection.indices.is_cuda and not torch.compiler.is_compiling():
+    if selection.indices.is_cuda and not traced():
         from strobe.attention.sparse.impl.entries_triton import kept_on_gpu
 
         indices, counts = kept_on_gpu(selection.indices, selection.counts, num_kv)

@@ -26,7 +26,7 @@ from strobe.attention.sparse.layout import TileLayout
 from strobe.attention.sparse.stages.types import Grid, SelectionSpec, Tiled
 from strobe.attention.sparse.tiled import Plan, Tiles, chosen_impl, filled, fine_spec, fuses, select_and_attend, tile_queries
 from strobe.attention.state import merge
-from strobe.attention.types import AttentionOutput, check, expect, scale_of
+from strobe.attention.types import AttentionOutput, check, expect, scale_of, traced
 from strobe.core.errors import ShapeError
 from strobe.core.spans import ATTENTION_FINISH, ATTENTION_KERNEL, span
 
@@ -168,7 +168,7 @@ def _grids(history: History, q_tiles: TileLayout, device: torch.device) -> tuple
 
 def _fuses(q: Tensor, history: History) -> bool:
     """Return whether the stages can run in the fused kernels; never under torch.compile, which fuses the plain ones itself."""
-    if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() or type(q) not in (Tensor, torch.nn.Parameter):
+    if traced() or torch._C._len_torch_dispatch_stack() or type(q) not in (Tensor, torch.nn.Parameter):
         return False
     graded = torch.is_grad_enabled() and q.requires_grad
     return not graded and history.estimator.parts == 1 and q.shape[0] > 0 and fuses(q.device, q.dtype, q.shape[3])

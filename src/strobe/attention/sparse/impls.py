@@ -14,7 +14,7 @@ from strobe.attention.sparse import custom_ops
 from strobe.attention.sparse.impl import reference
 from strobe.attention.sparse.selection import BlockSelection
 from strobe.attention.sparse.spec import SparseSpec
-from strobe.attention.types import AttentionOutput
+from strobe.attention.types import AttentionOutput, traced
 from strobe.core.errors import ImplUnavailableError
 from strobe.core.settings import read_settings
 
@@ -137,7 +137,7 @@ to 28 with cuDNN's, and the host 36 and 57 (H200, head_dim 128)."""
 
 def _is_small(spec: SparseSpec) -> bool:
     """Whether a call keeps the host longer than the GPU; not asked while a compiler traces, whose graph serves any batch."""
-    if torch.compiler.is_compiling():
+    if traced():
         return False
     rows = spec.batch * spec.num_heads * spec.q_len
     return rows <= _FEW_ROWS and rows * spec.most_selected <= _FEW_ROWS * _FEW_BLOCKS

@@ -18,7 +18,7 @@ from strobe.attention.sparse.api import block_sparse_attention
 from strobe.attention.sparse.coarse import Estimator, block_scores, check_sparsity, pool, topk_of
 from strobe.attention.sparse.entries import check_entries, looks
 from strobe.attention.sparse.selection import BlockSelection
-from strobe.attention.types import AttentionOutput, expect, scale_of
+from strobe.attention.types import AttentionOutput, expect, scale_of, traced
 from strobe.core.errors import ConfigError, ShapeError
 
 
@@ -221,7 +221,7 @@ def _gathered(rows: Tensor, table: Tensor) -> Tensor:
 
 
 def _moved(rows: Tensor, table: Tensor, back: Tensor) -> Tensor:
-    if not torch.compiler.is_compiling() and transformed():  # of a function of its own it would ask for rules
+    if not traced() and transformed():  # of a function of its own it would ask for rules
         return _gathered(rows, table)
     return _Moved.apply(rows, table, back)  # type: ignore[no-untyped-call, no-any-return]
 

@@ -25,7 +25,7 @@ from strobe.attention.sparse.selection import BlockSelection
 from strobe.attention.sparse.spec import SparseSpec
 from strobe.attention.sparse.stages.impl import reference
 from strobe.attention.sparse.stages.types import Call, Grid, Prepared, Rope, Selected, SelectionSpec, Tiled
-from strobe.attention.types import AttentionOutput, AttentionSpec
+from strobe.attention.types import AttentionOutput, AttentionSpec, traced
 from strobe.core.libraries import broken
 from strobe.core.settings import read_settings
 from strobe.core.spans import ATTENTION_FINISH, ATTENTION_KERNEL, ATTENTION_SELECT, ATTENTION_TILE, span
@@ -94,7 +94,7 @@ def chosen_impl(spec: SparseSpec, name: str) -> Choice[SparseSpec]:
     """The impl of the fine stage; over no sample the reference, because no kernel is launched over nothing."""
     if not spec.batch:
         return Choice(impl=reference_impl.IMPL, passed_over=(), note="")
-    return choose(spec, name) if torch.compiler.is_compiling() else _choose(spec, name)
+    return choose(spec, name) if traced() else _choose(spec, name)
 
 
 @cache
@@ -191,7 +191,7 @@ def rotate(q: Tensor, k: Tensor, rope: tuple[Tensor, Tensor]) -> tuple[Tensor, T
 
 def _rotates_fused(q: Tensor, k: Tensor, rope: tuple[Tensor, Tensor]) -> bool:
     """Whether the kernel takes the call; what does not fit together is left to the plain rotation, which says so."""
-    if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() or type(q) is not Tensor or type(k) is not Tensor:
+    if traced() or torch._C._len_torch_dispatch_stack() or type(q) is not Tensor or type(k) is not Tensor:
         return False  # a compiler fuses the plain one itself
     (_, rows, _, width), device = q.shape, q.device
     fitting = k.shape[1] == rows and k.shape[3] == width and (k.dtype, k.device) == (q.dtype, device)
@@ -244,7 +244,7 @@ _FILLED: Final[dict[tuple[object, ...], Tensor]] = {}
 
 def filled(value: int, shape: tuple[int, ...], device: torch.device) -> Tensor:
     """An int32 tensor of one value, not to be written to. It is filled on the current stream and kept for that stream."""
-    if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack():
+    if traced() or torch._C._len_torch_dispatch_stack():
         return torch.full(shape, value, dtype=torch.int32, device=device)
     cuda = device.type == "cuda"
     key = (value, shape, device, torch.cuda.current_stream(device).cuda_stream if cuda else 0)

@@ -19,7 +19,7 @@ from strobe.attention.sparse.layout import TileLayout, held, made_apart, tile_la
 from strobe.attention.sparse.spec import SparseSpec
 from strobe.attention.sparse.stages.types import Call, Grid, Rope, SelectionSpec
 from strobe.attention.sparse.tiled import Plan, Tiles, chosen_impl, fine_spec, fuses, graded
-from strobe.attention.types import TensorMeta, check, constant_when_traced
+from strobe.attention.types import TensorMeta, check, constant_when_traced, traced
 from strobe.core.errors import ConfigError, ShapeError
 
 Layout = Literal["raster", "tiled"]
@@ -99,7 +99,7 @@ def plan_of(call: VideoCall, keep: bool) -> VideoPlan:
     Raises:
         ShapeError, ConfigError, ImplUnavailableError: as `video_sparse_attention`.
     """
-    if torch.compiler.is_compiling():
+    if traced():
         return _plan_of_traced(call)
     return held(_kept(call), call.faces[0].device) if keep else _planned(call)
 
@@ -122,7 +122,7 @@ def key_of(q: Tensor, k: Tensor, v: Tensor, gate: Tensor | None, rope: Rope, opt
     A plan is seen again only after a call of an equal key has passed every check. So what is equal must also be the same: the
     types of the options are part of the key, and 2.0 is not found by 2.
     """
-    if torch.compiler.is_compiling() or type(q) is not Tensor or type(k) is not Tensor or type(v) is not Tensor:
+    if traced() or type(q) is not Tensor or type(k) is not Tensor or type(v) is not Tensor:
         return None
     types, numbers = tuple(map(type, options)), options.topk if type(options.topk) is tuple else None
     if not _KEYED.issuperset(types) or options.probe or type(gate) not in (Tensor, NoneType):

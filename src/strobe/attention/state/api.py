@@ -19,7 +19,7 @@ from torch import Tensor
 
 from strobe.attention.around import ambient
 from strobe.attention.state.impl import reference
-from strobe.attention.types import AttentionOutput
+from strobe.attention.types import AttentionOutput, traced
 from strobe.core.errors import ImplUnavailableError, ShapeError, unknown_choice
 from strobe.core.libraries import broken
 from strobe.core.settings import read_settings
@@ -84,7 +84,7 @@ def _takes_triton(parts: Sequence[_State], impl: str) -> bool:
     """Choose the Triton kernel (True) or plain PyTorch; under torch.compile `auto` takes PyTorch, which the compiler fuses."""
     if impl not in ("auto", "triton", "reference"):
         raise unknown_choice("impl", impl, ("auto", "triton", "reference"))
-    if impl == "reference" or (impl == "auto" and torch.compiler.is_compiling()):
+    if impl == "reference" or (impl == "auto" and traced()):
         return False
     reason = _refuses(parts)
     if reason is not None and impl == "triton":
@@ -100,11 +100,7 @@ def _refuses(parts: Sequence[_State]) -> str | None:
         return f"it has no {out.dtype}"
     if torch.is_grad_enabled() and any(out.requires_grad or lse.requires_grad for out, lse, _ in parts):
         return "it has no gradient"
-    if (
-        torch.compiler.is_compiling()
-        or torch._C._len_torch_dispatch_stack()
-        or any(type(out) is not Tensor for out, _, _ in parts)
-    ):
+    if traced() or torch._C._len_torch_dispatch_stack() or any(type(out) is not Tensor for out, _, _ in parts):
         return "something looks at the operations"
     return None
 

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from strobe.attention.sparse.coarse import Forced, budget, forced_blocks
 from strobe.attention.sparse.layout import tile_layout
+from strobe.attention.types import traced
 from strobe.core.errors import ConfigError, ShapeError
 
 Rope = tuple[Tensor, Tensor]
@@ -68,7 +69,7 @@ class SparseOptions:
                 f"tile: {layout.tile} is larger than the video's grid of {grid} tokens in (time, height, width); "
                 "give a smaller tile, or tile='auto'"
             )
-        if self.sparsity and self.kept is None and not torch.compiler.is_compiling():
+        if self.sparsity and self.kept is None and not traced():
             forced_blocks(self.forced, layout, layout, budget(None, self.sparsity, 1, layout.num_tiles))
 
     def dense_rows(self, grid: Triple) -> tuple[tuple[int, int], ...]:

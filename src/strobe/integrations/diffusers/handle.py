@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from strobe.attention.explain import components_of
 from strobe.attention.sparse.coarse import Forced, budget, forced_blocks
 from strobe.attention.sparse.layout import tile_layout
-from strobe.attention.types import expect
+from strobe.attention.types import expect, traced
 from strobe.core.device import uncompiled
 from strobe.core.errors import ConfigError
 from strobe.integrations.diffusers.families import Layer, TransformerFamily, find_transformers, is_known
@@ -364,7 +364,7 @@ class _SparsePart:
     def calibrated(self, grid: Triple, kwargs: Any) -> tuple[int, Mapping[str, tuple[int, ...]] | None, dict[str, Tensor] | None]:
         """Return the step of a pass, the tiles of each layer's heads in it, and, while it is calibrated, where results go."""
         modules = (self.transformer, *(layer.block for layer in self.layers))
-        if torch.compiler.is_compiling() or any(each._compiled_call_impl is not None for each in modules):
+        if traced() or any(each._compiled_call_impl is not None for each in modules):
             _refuse_compiled()
         step, steps = step_of(self.transformer, kwargs, kind=self.kind, option="keep")
         if steps is None:

@@ -22,7 +22,7 @@ from strobe.attention.sparse.layout import tile_layout
 from strobe.attention.sparse.tiled import rotate
 from strobe.attention.sparse.video import explain_video, video_sparse_attention
 from strobe.attention.state import merge
-from strobe.attention.types import AttentionOutput
+from strobe.attention.types import AttentionOutput, traced
 from strobe.core.errors import ConfigError, ImplUnavailableError, ShapeError
 from strobe.integrations.diffusers.forward import Pass, Rope, Seen, SparseOptions, Triple, grid_of
 
@@ -288,7 +288,7 @@ class WanProcessor(SparseProcessor):
         Under a compiler they are views, so that no compiled layer copies them in a kernel of its own.
         """
         cos, sin = pair[0][0, :, 0, 0::2], pair[1][0, :, 0, 1::2]
-        return (cos, sin) if torch.compiler.is_compiling() else (cos.contiguous(), sin.contiguous())
+        return (cos, sin) if traced() else (cos.contiguous(), sin.contiguous())
 
     @_of_the_transformer
     def __call__(

@@ -18,7 +18,7 @@ from strobe.attention.dense.eight import attend_rounded, best_blocks
 from strobe.attention.sparse.history import History, history_attention
 from strobe.attention.sparse.layout import tile_layout
 from strobe.attention.state import merge
-from strobe.attention.types import AttentionOutput
+from strobe.attention.types import AttentionOutput, traced
 from strobe.cache.kv import CacheStep, Reach, Signature, StepAround
 from strobe.cache.quantized import EightBitStep
 from strobe.core.errors import ShapeError
@@ -49,7 +49,7 @@ from strobe.models.wan.config import WanConfig
 
 def region(name: str) -> AbstractContextManager[object]:
     """Mark a piece of a pass (`strobe.core.spans.PIECES`); does nothing while `torch.compile` traces."""
-    return nullcontext() if torch.compiler.is_compiling() else span(name)
+    return nullcontext() if traced() else span(name)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

@@ -20,7 +20,7 @@ def call(name: str, impl: str, x: Tensor, *arguments: Any) -> Any:
 
     That is a compiler, a dispatch mode or a tensor subclass.
     """
-    if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() or type(x) is not Tensor:
+    if torch.compiler.is_dynamo_compiling() or torch._C._len_torch_dispatch_stack() or type(x) is not Tensor:
         return OPERATORS[name](x, *arguments, impl)
     return getattr(home(impl), name)(x, *arguments)
 
