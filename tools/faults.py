@@ -94,12 +94,7 @@ def killed(seed: int, folder: Path) -> None:
 
 def _kill(code: str, seed: int, folder: Path, after_line: int = 0) -> int:
     """Start a process, let it write, kill it; return the number of the last item that it reported as finished."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", code, str(folder)],
-        env=ENVIRONMENT,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+    process = subprocess.Popen([sys.executable, "-c", code, str(folder)], env=ENVIRONMENT, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     said = [process.stdout.readline() for _ in range(after_line + 1)]
     time.sleep(random.Random(seed).uniform(0, 0.1))

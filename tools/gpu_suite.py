@@ -31,10 +31,7 @@ from typing import Any
 from gpu_runs import line_of, outcomes, row_of
 from source import ROOT, functions, name_of, parse, python_files
 
-PASSES = (
-    {"together": "gpu and not alone and not large", "large": "gpu and large"},
-    {"alone": "gpu and alone"},
-)
+PASSES = ({"together": "gpu and not alone and not large", "large": "gpu and large"}, {"alone": "gpu and alone"})
 """What runs at a time, by name, and the marks of its tests; one pass after the other."""
 MARK = re.compile(r"\bmark\.gpu\b")
 SHOWN, LINES = 12, 14

@@ -14,16 +14,7 @@ import torch
 from torch import Tensor
 
 from strobe.bench import accept
-from strobe.bench.accept import (
-    RULES,
-    AcceptSubject,
-    check_frames,
-    check_latents,
-    check_weights,
-    checked,
-    not_judged,
-    run_accept,
-)
+from strobe.bench.accept import RULES, AcceptSubject, check_frames, check_latents, check_weights, checked, not_judged, run_accept
 from strobe.cache.kv import CacheStep
 from strobe.engine.model import Model
 from strobe.engine.presets import balanced, preset

@@ -47,11 +47,7 @@ def settings(name: str, *, density: float = 1.0, recall: float = 1.0) -> list[Re
     """What is known of a contestant before it is timed."""
     dense, flops, blocks = density == 1, 4_000_000_000, round(density * 256)
     cost = SpanCost(
-        span=span_name(name),
-        flops=round(flops * density),
-        read_bytes=0,
-        write_bytes=0,
-        dense_flops=None if dense else flops,
+        span=span_name(name), flops=round(flops * density), read_bytes=0, write_bytes=0, dense_flops=None if dense else flops
     )
     sizes = {
         "batch": 1, "tokens": 1000, "heads": 1, "head_dim": 64, "block": 64, "rows": 1024, "blocks_per_row": blocks // 16,

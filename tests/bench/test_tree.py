@@ -171,11 +171,7 @@ def predicted(
 ) -> Prediction:
     sent = SentMessage(payload="parts", kind="gather", sent_bytes=1000, alpha_ns=alpha_ms * MS, beta_ns=beta_ms * MS)
     return Prediction(
-        variant="",
-        total_ns=MS + messages * (alpha_ms + beta_ms) * MS,
-        local_ns=MS,
-        messages=(sent,) * messages,
-        bound=bound,
+        variant="", total_ns=MS + messages * (alpha_ms + beta_ms) * MS, local_ns=MS, messages=(sent,) * messages, bound=bound
     )
 
 

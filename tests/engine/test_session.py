@@ -577,10 +577,7 @@ def test_no_knob_changes_the_result(make: Make, knob: str) -> None:
     on, off = (make(preset=EngineConfig(knobs=replace_knobs(NONE, **{knob: value}))) for value in (True, False))
     switch = [Switch(frame_block=5, prompt="blue square")]
     torch.testing.assert_close(
-        latents(play(on, 7, switches=switch)),
-        latents(play(off, 7, switches=switch)),
-        rtol=0,
-        atol=tolerance("stream", "float32"),
+        latents(play(on, 7, switches=switch)), latents(play(off, 7, switches=switch)), rtol=0, atol=tolerance("stream", "float32")
     )
 
 

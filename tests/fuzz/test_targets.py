@@ -176,15 +176,7 @@ def snapshot(path: Path) -> object:
 @pytest.mark.parametrize("wrong", WRONG)
 @pytest.mark.parametrize(
     "read",
-    [
-        plan,
-        passes,
-        torn,
-        snapshot,
-        read_recipe,
-        read_json,
-        load_patterns,
-    ],
+    [plan, passes, torn, snapshot, read_recipe, read_json, load_patterns],
     ids=["plan", "passes", "torn", "snapshot", "recipe", "json", "patterns"],
 )
 def test_what_is_no_such_file_is_refused(read: Callable[[Path], Any], wrong: str, tmp_path: Path) -> None:

@@ -130,8 +130,7 @@ GENERATED = {"api", "commands", "json", "records", "protocol", "testing"}
 """Pages that are made from the code or from results; the last has the promises, each of which names a test."""
 PAGES = [ROOT / "README.md", *(path for path in sorted((ROOT / "docs").glob("*.md")) if path.stem not in GENERATED)]
 SAYS = re.compile(
-    r"\bby (?:a )?tests?\b|\b(?:never|nothing|nobody) waits?\b|\bbit-equal\b|\bbit (?:for|by) bit\b|\bsame bits\b",
-    re.IGNORECASE,
+    r"\bby (?:a )?tests?\b|\b(?:never|nothing|nobody) waits?\b|\bbit-equal\b|\bbit (?:for|by) bit\b|\bsame bits\b", re.IGNORECASE
 )
 OF_A_GPU = re.compile(r"\bGPUs?\b|\bCUDA\b|\bTriton\b|\b[HB]\d00\b|\bdevice\b")
 NAMED = re.compile(r"`(?P<path>tests/[\w/]+\.py)::(?P<test>test_\w+)`")

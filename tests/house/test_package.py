@@ -65,11 +65,7 @@ def test_the_locks_satisfy_what_the_project_asks_for() -> None:
     (torch,) = (Requirement(spec) for spec in PROJECT["project"]["dependencies"] if spec.startswith("torch"))
     assert [torch.specifier.contains(version) for version in ("2.8.0", "2.9.0", "2.13.0+cpu")] == [False, True, True]
     extras, asked = PROJECT["project"]["optional-dependencies"], PROJECT["project"]["dependencies"]
-    wanted = (
-        (runtime, asked),
-        (dev, PROJECT["dependency-groups"]["dev"]),
-        (serve, extras["serve"] + extras["hub"]),
-    )
+    wanted = ((runtime, asked), (dev, PROJECT["dependency-groups"]["dev"]), (serve, extras["serve"] + extras["hub"]))
     for lock, requirement in ((lock, Requirement(spec)) for lock, specs in wanted for spec in specs):
         if requirement.name != "torch":
             pin = lock[canonicalize_name(requirement.name)]

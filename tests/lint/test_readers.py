@@ -58,11 +58,7 @@ COMPUTE:
 def test_markdown() -> None:
     document = read_markdown(PAGE)
     results, items, quoted, printed = sorted(document.tables, key=lambda table: table.line)
-    assert (results.section, results.caption, results.line) == (
-        ("Setext title", "Results"),
-        "Latency of a|b by preset.",
-        14,
-    )
+    assert (results.section, results.caption, results.line) == (("Setext title", "Results"), "Latency of a|b by preset.", 14)
     assert results.header == ("Preset", "Mean (ms)", "Note | more")
     assert [(row.label, row.depth, row.line) for row in results.rows] == [("Fast", 0, 16), ("child", 2, 17)]
     assert [cell.text for cell in results.rows[0].cells] == ["Fast", "12.5", "bold <24 GB>"]
@@ -113,7 +109,7 @@ def test_orientation() -> None:
     document = read_markdown(
         "| Preset | Mean | FPS |\n|---|---|---|\n| a | 5 ms | 3 |\n\n"
         "| Metric | Old | New | Change |\n|---|---|---|---|\n| Mean | 5 ms | 4 ms | -20% |\n| FPS | 3 | 4 | +33% |\n\n"
-        "| | a | b |\n|---|---|---|\n| step: mean | 5 ms | 6 ms |\n| pixel FPS | 12 FPS | 13 FPS |\n",
+        "| | a | b |\n|---|---|---|\n| step: mean | 5 ms | 6 ms |\n| pixel FPS | 12 FPS | 13 FPS |\n"
     )
     columns, rows, mixed = document.tables
     assert columns.by_columns and [series.metric.kind for series in columns.series] == ["time", "rate"]

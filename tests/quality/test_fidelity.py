@@ -156,8 +156,7 @@ def test_other_lengths_and_sizes_are_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    "clip",
-    [torch.zeros(3, 8, 8), torch.zeros(0, 3, 8, 8), torch.zeros(2, 8, 8, 3), torch.zeros(2, 3, 8, 8, dtype=torch.uint8)],
+    "clip", [torch.zeros(3, 8, 8), torch.zeros(0, 3, 8, 8), torch.zeros(2, 8, 8, 3), torch.zeros(2, 3, 8, 8, dtype=torch.uint8)]
 )
 def test_other_layouts_are_refused(clip: Tensor) -> None:
     with pytest.raises(ShapeError, match=r"uint8 \[F, Y, X, 3\] or float \[F, 3, Y, X\]"):

@@ -192,9 +192,7 @@ def pretend(compiled: Callable[..., Any]) -> None:
     """Launch everything that a GPU would run, with `compiled` in place of Triton's compile step."""
     kernels = next(impl for impl in IMPLS if impl.name == "triton")
     none = Impl(
-        name="none",
-        refuses=lambda _: None,
-        run=lambda q, *_: AttentionOutput(out=q, lse=q[..., 0].transpose(1, 2).float()),
+        name="none", refuses=lambda _: None, run=lambda q, *_: AttentionOutput(out=q, lse=q[..., 0].transpose(1, 2).float())
     )
     for place, name, instead in (
         (JITFunction, "_do_compile", compiled),

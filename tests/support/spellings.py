@@ -54,11 +54,7 @@ def to_diffusers(original: Tensors) -> Tensors:
     return out
 
 
-LINEARS = [
-    *(f"{which}_attn.{name}" for which in ("self", "cross") for name in ("q", "k", "v", "o")),
-    "ffn.0",
-    "ffn.2",
-]
+LINEARS = [*(f"{which}_attn.{name}" for which in ("self", "cross") for name in ("q", "k", "v", "o")), "ffn.0", "ffn.2"]
 """What LongLive's LoRA covers in every layer."""
 
 

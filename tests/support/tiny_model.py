@@ -28,14 +28,7 @@ from strobe.models.wan.dit import CausalWan
 Make = Callable[..., Session]
 """`make(prompt, **options of Session)` opens a session of the tiny model."""
 FOUR = (1000.0, 750.0, 500.0, 250.0)
-DEFAULTS = ModelDefaults(
-    frame_size=(32, 32),
-    fps=16,
-    stride=VaeStride(time=4, space=8),
-    frame_block=3,
-    timesteps=FOUR,
-    shift=5.0,
-)
+DEFAULTS = ModelDefaults(frame_size=(32, 32), fps=16, stride=VaeStride(time=4, space=8), frame_block=3, timesteps=FOUR, shift=5.0)
 
 
 def tiny_model(

@@ -67,10 +67,7 @@ def case(shape: Shape, device: str) -> tuple[list[Tensor], BlockSelection]:
     valid = [size if size is None else size.to(device) for size in sizes]
     built = BlockSelection.from_mask(mask.to(device), block=block, q_sizes=valid[0], kv_sizes=valid[1])
     return [tensor.to(device) for tensor in tensors], replace(
-        built,
-        finite_padding=shape.finite,
-        known_count=3 if shape.uniform else None,
-        known_bound=4 if shape.bounded else None,
+        built, finite_padding=shape.finite, known_count=3 if shape.uniform else None, known_bound=4 if shape.bounded else None
     )
 
 

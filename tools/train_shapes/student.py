@@ -31,12 +31,7 @@ from strobe.models.wan.layers import Modulation, TextKV, rotate_temporal
 from train_shapes.clips import draw_scenes
 from train_shapes.state import Progress, Trainer
 from train_shapes.teacher import POLICIES, compile_for_training
-from train_shapes.world import (
-    PromptTable,
-    draw_block,
-    start_from_noise,
-    switch_scenes,
-)
+from train_shapes.world import PromptTable, draw_block, start_from_noise, switch_scenes
 
 STEPS = 5200
 SECONDS = 600

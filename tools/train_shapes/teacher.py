@@ -17,12 +17,7 @@ from strobe.models.vae.tiny import TinyVAE
 from strobe.models.wan.dit import CausalWan
 from train_shapes.clips import draw_scenes
 from train_shapes.state import Progress, Trainer
-from train_shapes.world import (
-    PromptTable,
-    draw_block,
-    start_from_noise,
-    switch_scenes,
-)
+from train_shapes.world import PromptTable, draw_block, start_from_noise, switch_scenes
 
 STEPS = 4400
 SECONDS = 450

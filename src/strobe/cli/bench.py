@@ -164,15 +164,7 @@ def attention(
 
 
 def _cells(grid: CellFlags) -> tuple[GridCell, ...]:
-    from strobe.bench.attention.contestant import (
-        GRIDS,
-        SHAPES,
-        SPARSITIES,
-        Shape,
-        captured_cells,
-        cells,
-        shape_named,
-    )
+    from strobe.bench.attention.contestant import GRIDS, SHAPES, SPARSITIES, Shape, captured_cells, cells, shape_named
 
     if grid.captured is not None:
         if grid.grid or grid.shapes or grid.topk or grid.backward:

@@ -29,11 +29,7 @@ def side_by_side(names: list[str], rows: dict[str, list[str]]) -> Iterator[Table
         at = stop
 
 
-def presets(
-    *chosen: Annotated[str, Parameter(name="PRESET")],
-    device: DeviceName = "auto",
-    output: Output = Output(),
-) -> None:
+def presets(*chosen: Annotated[str, Parameter(name="PRESET")], device: DeviceName = "auto", output: Output = Output()) -> None:
     """Show the settings of the presets side by side, and what is off on this machine.
 
     ```

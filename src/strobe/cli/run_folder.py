@@ -152,11 +152,7 @@ def write_page(report: Report, *paths: Path) -> list[str]:
 
 
 def told_of(
-    folder: Path,
-    requirements: Sequence[Requirement],
-    output: Output,
-    kept: Sequence[Path],
-    allow_different: tuple[str, ...] = (),
+    folder: Path, requirements: Sequence[Requirement], output: Output, kept: Sequence[Path], allow_different: tuple[str, ...] = ()
 ) -> tuple[int, dict[str, Any]]:
     """Write the report of a run that was measured, and print what it found, was red, and was moved out of the way.
 
@@ -169,8 +165,5 @@ def told_of(
     for gate in red:
         output.note(f"{gate.variant} is left out: {gate.rule} does not hold ({gate.detail})")
     code, document = write([folder], folder, requirements, output, allow_different=allow_different)
-    document |= {
-        "red": {gate.variant: f"{gate.rule}: {gate.detail}" for gate in red},
-        "kept": [str(path) for path in kept],
-    }
+    document |= {"red": {gate.variant: f"{gate.rule}: {gate.detail}" for gate in red}, "kept": [str(path) for path in kept]}
     return GATE_FAILED if red else code, document

@@ -314,11 +314,7 @@ class Session:
 
     @classmethod
     def resume(
-        cls,
-        path: str | Path,
-        *,
-        model: str | Path | Model | None = None,
-        device: str | torch.device | DeviceGroup = "auto",
+        cls, path: str | Path, *, model: str | Path | Model | None = None, device: str | torch.device | DeviceGroup = "auto"
     ) -> Self:
         """Open a session that goes on from a file that `Snapshot.save` wrote.
 

@@ -73,12 +73,7 @@ class StreamServer:
     """
 
     def __init__(
-        self,
-        model: Callable[[], Model],
-        device: torch.device,
-        *,
-        preset: str = "balanced",
-        settings: ServeSettings,
+        self, model: Callable[[], Model], device: torch.device, *, preset: str = "balanced", settings: ServeSettings
     ) -> None:
         self._store = None if settings.keep is None else Store(settings.keep, resume_s=settings.resume_s)
         self.settings, self.metrics = settings, Metrics()

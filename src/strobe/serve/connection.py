@@ -272,11 +272,7 @@ class Connection:
                 channel.epochs[epoch] = at_s
                 self._post(
                     protocol.Prompted(
-                        text=message.text,
-                        mode=message.mode,
-                        epoch=epoch,
-                        frame_block=frame_block,
-                        typed_ms=message.typed_ms,
+                        text=message.text, mode=message.mode, epoch=epoch, frame_block=frame_block, typed_ms=message.typed_ms
                     )
                 )
                 hub.tell_worker(channel)

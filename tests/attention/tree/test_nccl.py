@@ -14,11 +14,7 @@ from strobe.attention.tree import KVShards, Mask
 from tree_cases import Case, check, check_gradients
 from tree_ranks import Processes
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.alone,
-    pytest.mark.skipif(torch.cuda.device_count() < 2, reason="two GPUs are needed"),
-]
+pytestmark = [pytest.mark.gpu, pytest.mark.alone, pytest.mark.skipif(torch.cuda.device_count() < 2, reason="two GPUs are needed")]
 
 UNEVEN = KVShards.contiguous([100, 63])
 EMPTY = KVShards.contiguous([0, 131])

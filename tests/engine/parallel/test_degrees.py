@@ -36,11 +36,7 @@ def test_sparse_attention_keeps_heads_whole() -> None:
     [
         (5, {"sparse": True}, "; use 4 or 6"),
         (17, {}, "a latent frame has 16 tokens, so some ranks would have none; use 16"),
-        (
-            4,
-            {"ulysses": 3},
-            "divides not both the 12 heads and the 4 ranks; the most is 4; leave ulysses to gcd(12, 4)",
-        ),
+        (4, {"ulysses": 3}, "divides not both the 12 heads and the 4 ranks; the most is 4; leave ulysses to gcd(12, 4)"),
         (4, {"sparse": True, "ulysses": 2}, "so ulysses must be 4; leave ulysses to gcd(12, 4)"),
         (0, {}, "no session without a rank; use 1"),
     ],

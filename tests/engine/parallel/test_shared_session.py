@@ -83,11 +83,7 @@ PLAIN = preset("baseline").knobs
     ("config", "ulysses", "tree"),
     [
         (replace(CONFIG, knobs=PLAIN, positions="absolute"), 2, 2),  # the rolling cache, modulation for each frame, no tables
-        (
-            replace(CONFIG, keep_sink=False, first_block=1, knobs=replace(CONFIG.knobs, late_frames=True)),
-            1,
-            7,
-        ),  # 3 tokens, 2 ...
+        (replace(CONFIG, keep_sink=False, first_block=1, knobs=replace(CONFIG.knobs, late_frames=True)), 1, 7),  # 3 tokens, 2 ...
         (replace(CONFIG, sparsity=0.5), 3, 1),
     ],
     ids=["plain", "uneven", "sparse"],

@@ -434,16 +434,8 @@ REFUSED: dict[type[StrobeError], list[tuple[Callable[[], Any], dict[str, Any], s
         (wan, {"gates": GATES, "sparsity": "auto"}, "not known for a model of width 24; give sparsity="),
         (wan, {"gates": GATES, "dense_frames": 1}, "gates: dense_frames has no place for those of"),
         (wan, {"gates": GATES, "pool_skipped": True}, "gates: pool_skipped has no place for those of .* given; give gates=None"),
-        (
-            hunyuan,
-            {"gates": gates(4, blocks="transformer_blocks")},
-            "HunyuanVideo.*Model has no place for those of the tensors",
-        ),
-        (
-            partial(Case, torch.nn.Linear(2, 2), {}, 0),
-            {},
-            "no transformer it knows among Linear; it knows Wan.*, LTX2",
-        ),
+        (hunyuan, {"gates": gates(4, blocks="transformer_blocks")}, "HunyuanVideo.*Model has no place for those of the tensors"),
+        (partial(Case, torch.nn.Linear(2, 2), {}, 0), {}, "no transformer it knows among Linear; it knows Wan.*, LTX2"),
     ],
     ShapeError: [(wan, {"tile": "cube"}, "tile: got 'cube'")],
     WeightsError: [
@@ -471,13 +463,7 @@ def test_wrong_uses_say_what_to_do(error: type[StrobeError], make: Callable[[], 
 
 CALLS: list[tuple[Callable[[], Case], dict[str, Any], dict[str, Any], type[StrobeError], str]] = [
     *(
-        (
-            wan,
-            {"dense_frames": wrong},
-            {},
-            ConfigError,
-            f"dense_frames: got {named}, and the video has 5 frames .*, 0 to 4",
-        )
+        (wan, {"dense_frames": wrong}, {}, ConfigError, f"dense_frames: got {named}, and the video has 5 frames .*, 0 to 4")
         for wrong, named in ((6, "5"), ((0, 5), "5"), ((-6,), "-6"), (99, "5, 6, 7 and 91 more"))
     ),
     (wan, {"tile": (8, 4, 2)}, {}, ShapeError, r"tile: \(8, 4, 2\) is larger than the video's grid of \(5, 6, 7\) tokens"),
@@ -499,10 +485,7 @@ def test_wrong_calls_say_what_to_do(
 def test_calls_that_tell_no_grid_say_what_to_do() -> None:
     one, two = wan(1).model, ltx2()
     places = two.model.rope.prepare_video_coords(2, 5, 6, 7, torch.device("cpu"))
-    with (
-        sparsify(one, sparsity=0.5),
-        pytest.raises(ConfigError, match="attn1.processor: no grid of tokens is known; call"),
-    ):
+    with sparsify(one, sparsity=0.5), pytest.raises(ConfigError, match="attn1.processor: no grid of tokens is known; call"):
         one.blocks[0].attn1(torch.zeros(1, 210, 24))
     with sparsify(two.model, sparsity=0.5), pytest.raises(ConfigError, match="num_frames, height and width were not given"):
         two.run(num_frames=None, video_coords=places)

@@ -12,15 +12,7 @@ import pytest
 
 from source import ROOT
 from strobe.core.errors import ConfigError
-from strobe.models.shapes.grammar import (
-    BACKGROUNDS,
-    CHOICES,
-    COLOURS,
-    EVERYWHERE,
-    VOCABULARY,
-    Scene,
-    parse,
-)
+from strobe.models.shapes.grammar import BACKGROUNDS, CHOICES, COLOURS, EVERYWHERE, VOCABULARY, Scene, parse
 from train_shapes.clips import HELD_OUT, describe, sample_scene
 
 
@@ -50,10 +42,7 @@ def test_sentences_use_the_whole_vocabulary_of_attributes() -> None:
         ("quickly upwards: the white cross on grey", ("white", "cross", "up", "fast", "gray")),
         ("a cyan star going to the right at fast speed over a forest backdrop", ("cyan", "star", "right", "fast", "forest")),
         ("a red circle and a blue square moving up", ("red", "circle", "up", "slow", "black", "blue", "square")),
-        (
-            "red circle moving left slowly and blue square leftwards",
-            ("red", "circle", "left", "slow", "black", "blue", "square"),
-        ),
+        ("red circle moving left slowly and blue square leftwards", ("red", "circle", "left", "slow", "black", "blue", "square")),
         ("a white star moving down over a tiled navy floor", ("white", "star", "down", "slow", "navy")),
         ("on navy, red and red: star with star, down fast", ("red", "star", "down", "fast", "navy", "red", "star")),
     ],
@@ -79,10 +68,7 @@ def test_parse(prompt: str, words: tuple[str, ...]) -> None:
         ("moving up", r'add one of: circle, .*; for example "a red circle moving up"'),
         ("a red circle moving left and a blue square moving right", "gives two directions, .* a blue square moving left"),
         ("a red red circle and blue square moving up", "names 2 shapes .* and 3 colours"),
-        (
-            "red circle, blue square, green star going up",
-            r"names 3 shapes \(circle, square, star\); the model draws one or two",
-        ),
+        ("red circle, blue square, green star going up", r"names 3 shapes \(circle, square, star\); the model draws one or two"),
         ("a red circle and a square going up", r"names 2 shapes \(circle, square\) and 1 colours; give each shape one; .* blue"),
     ],
 )

@@ -28,13 +28,7 @@ from strobe.perf.report.documents.api import read_trace
 from strobe.perf.report.export import write_events
 from strobe.perf.report.study import TraceOptions, TraceStudy, load_trace_study, trace_labels
 from strobe.perf.report.trace_page.build import build_trace_report
-from strobe.perf.report.trace_page.device import (
-    _MEANING,
-    activity_section,
-    gaps_section,
-    launch_section,
-    memory_section,
-)
+from strobe.perf.report.trace_page.device import _MEANING, activity_section, gaps_section, launch_section, memory_section
 from strobe.perf.report.trace_page.structure import (
     MAX_DEPTH,
     MAX_FRAMES,

@@ -265,8 +265,7 @@ def test_odd_arguments_are_no_error(tmp_path: Path) -> None:
 
 
 @given(
-    st.lists(st.tuples(st.integers(0, 5), st.integers(0, 9999)), max_size=30),
-    st.lists(st.integers(0, 2), min_size=6, max_size=6),
+    st.lists(st.tuples(st.integers(0, 5), st.integers(0, 9999)), max_size=30), st.lists(st.integers(0, 2), min_size=6, max_size=6)
 )
 def test_time_of_the_operators_whose_cost_follows_from_their_inputs(launches: list[tuple[int, int]], kinds: list[int]) -> None:
     sizes = [[[8, 4], [4, 2]], [[16, 4], [4, 2]], [[3, 4], [4, 5]]]
@@ -313,10 +312,7 @@ def _jax() -> list[dict[str, Any]]:
 
 def test_jax_and_its_streams(tmp_path: Path) -> None:
     trace = read_trace(write(tmp_path / "t.trace.json.gz", compact(_jax(), {"displayTimeUnit": "ns"})))
-    assert _said(trace) == [
-        ("gemm_fusion", "kernel", 100_000, 140_500, 1, 18),
-        ("MemcpyD2D", "memcpy", 150_000, 159_250, 1, 18),
-    ]
+    assert _said(trace) == [("gemm_fusion", "kernel", 100_000, 140_500, 1, 18), ("MemcpyD2D", "memcpy", 150_000, 159_250, 1, 18)]
     assert [one.name for one in trace.ranges] == ["train#0"] and [one.name for one in trace.ops] == ["PjitFunction(step)"]
     assert trace.foreign.startswith("the profiler of JAX: launch calls")
 

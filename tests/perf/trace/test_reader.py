@@ -176,8 +176,7 @@ def test_what_is_no_trace_is_refused_with_a_reason(text: bytes, says: str, tmp_p
 
 @pytest.mark.parametrize("layout", [indented, kineto])
 @pytest.mark.parametrize(
-    ("good", "bad"),
-    [('"schemaVersion": 1', '"note": "1\n2"'), ('"schemaVersion": 1', '"note": "a "quote", "schemaVersion": 1')],
+    ("good", "bad"), [('"schemaVersion": 1', '"note": "1\n2"'), ('"schemaVersion": 1', '"note": "a "quote", "schemaVersion": 1')]
 )
 def test_a_damaged_head_loses_no_event_and_no_base(
     layout: layouts.Layout, good: str, bad: str, known: Trace, tmp_path: Path

@@ -26,17 +26,7 @@ from strobe.attention.sparse.selection import BlockSelection
 from strobe.attention.sparse.video import video_sparse_attention
 from strobe.bench import gate
 from strobe.bench.attention import peers
-from strobe.bench.attention.contestant import (
-    PEER,
-    TILES,
-    BoundContestant,
-    CellTensors,
-    Found,
-    GridCell,
-    Kind,
-    draw,
-    parsed,
-)
+from strobe.bench.attention.contestant import PEER, TILES, BoundContestant, CellTensors, Found, GridCell, Kind, draw, parsed
 from strobe.bench.case import Progress
 from strobe.bench.cases.attention import selected_pairs, trace_calls
 from strobe.bench.cells import Attempt, CellsOutcome, claim, measure_cells

@@ -121,11 +121,7 @@ def changed(setup: Setup, changes: Mapping[str, str], defaults: ModelDefaults) -
 def value_of(setup: Setup, name: str, defaults: ModelDefaults) -> str:
     """Return the value of a factor as text, in the form that `read_value` accepts."""
     config, own = setup.config, filled(setup.config, defaults)
-    special: dict[str, object] = {
-        "preset": config.name,
-        "steps": len(config.timesteps or defaults.timesteps),
-        BATCH: setup.batch,
-    }
+    special: dict[str, object] = {"preset": config.name, "steps": len(config.timesteps or defaults.timesteps), BATCH: setup.batch}
     holder = next((each for each in (config.knobs, own) if hasattr(each, name)), config)
     value = special[name] if name in special else getattr(holder, name)
     if isinstance(value, bool):
@@ -313,11 +309,7 @@ class CellCase(StreamCase):
             return self._sessions[name][0]
         began = time.perf_counter_ns()
         session = Session(
-            preset=self._configs[name],
-            model=self._loaded,
-            seed=self._script.seed,
-            samples=range(self._batch),
-            device=self.device,
+            preset=self._configs[name], model=self._loaded, seed=self._script.seed, samples=range(self._batch), device=self.device
         )
         start = unwritten(session.snapshot())
         cold_ns = self._short_clip(session, began)

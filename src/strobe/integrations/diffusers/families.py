@@ -160,10 +160,7 @@ FAMILIES: Final = (
         facts=_hunyuan15,
     ),
     TransformerFamily(
-        model=CosmosTransformer3DModel,
-        blocks=(("transformer_blocks", "attn1"),),
-        processor=CosmosProcessor,
-        facts=_patched,
+        model=CosmosTransformer3DModel, blocks=(("transformer_blocks", "attn1"),), processor=CosmosProcessor, facts=_patched
     ),
 )
 

@@ -87,10 +87,7 @@ class FactPart(DocumentPart, frozen=True, kw_only=True):
     baseline: A[str | tuple[str, ...] | None, col("value or values of the baseline; null: not known")]
     candidate: A[str | tuple[str, ...] | None, col("value or values of the candidate; null: not known")]
     verdict: A[Verdict, col("result of the check; `allowed`: the values differ and --allow-different permits it")]
-    weight: A[
-        Weight,
-        col("effect of a difference: `must`: prevents the comparison; `should`: weakens it; `told`: is only shown"),
-    ]
+    weight: A[Weight, col("effect of a difference: `must`: prevents the comparison; `should`: weakens it; `told`: is only shown")]
 
     def __str__(self) -> str:
         return f"{self.title}: {shown(self.baseline)} against {shown(self.candidate)}"

@@ -94,13 +94,7 @@ def _then(region: AbstractContextManager[object], after: Callable[[], None]) -> 
 
 
 def trace_blocks(
-    blocks: Iterable[object],
-    *,
-    device: torch.device,
-    first_block: int,
-    num_blocks: int,
-    path: Path,
-    capture: Capture = Capture(),
+    blocks: Iterable[object], *, device: torch.device, first_block: int, num_blocks: int, path: Path, capture: Capture = Capture()
 ) -> None:
     """Run the first frame blocks of a clip and profile the last `num_blocks` of them, operators included.
 

@@ -358,13 +358,7 @@ _BATCH: Final = 50
 
 
 def time_isolated(
-    run: Callable[[], object],
-    *,
-    iterations: int,
-    device: torch.device,
-    warmup: int = 3,
-    cold: bool = False,
-    waits: bool = False,
+    run: Callable[[], object], *, iterations: int, device: torch.device, warmup: int = 3, cold: bool = False, waits: bool = False
 ) -> tuple[tuple[int, ...], Clock]:
     """Time repeated calls of one function that runs alone; return their times in order, ns, and the clock that was read.
 

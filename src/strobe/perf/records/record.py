@@ -344,8 +344,7 @@ class Viewer(Line, frozen=True, kw_only=True):
     arrivals: A[Arrivals, said("`poisson`: viewers come and go at random; `together`: all come at once and stay")]
     viewer: A[int, said("number of the viewer within this load, from 0, in order of arrival")]
     preset: A[
-        str,
-        said("preset of the stream; for a viewer that was not admitted: the preset it asked for, empty for the server's own"),
+        str, said("preset of the stream; for a viewer that was not admitted: the preset it asked for, empty for the server's own")
     ]
     codec: A[str, said("video codec of the pictures")]
     arrived_ns: A[int, said("planned time from the start of this load to the arrival of the viewer, ns")]

@@ -34,15 +34,7 @@ from strobe.perf.trace.columns import (
     view,
 )
 from strobe.perf.trace.damage import mend
-from strobe.perf.trace.events import (
-    NO_CORRELATION,
-    OF_KERNEL,
-    DeviceEvents,
-    HostEvents,
-    OperatorFacts,
-    OperatorInputs,
-    Trace,
-)
+from strobe.perf.trace.events import NO_CORRELATION, OF_KERNEL, DeviceEvents, HostEvents, OperatorFacts, OperatorInputs, Trace
 from strobe.perf.trace.tables import NOTHING, DeviceTable, HostTable, InputTable, LaunchTable, OperatorTable, Threads
 
 _LAUNCH: Final = re.compile(r"launch|memcpy|memset", re.IGNORECASE)

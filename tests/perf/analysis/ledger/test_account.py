@@ -77,10 +77,7 @@ def _side(
                 calls[label.region] = count + num_clips, took + num_clips * ns
     return Explained(
         num_clips=num_clips,
-        kinds={
-            "steady": {label: num_clips * ns for label, ns in total.items()},
-            "start and end": {_OUTSIDE: num_clips * around},
-        },
+        kinds={"steady": {label: num_clips * ns for label, ns in total.items()}, "start and end": {_OUTSIDE: num_clips * around}},
         num_blocks={"steady": len(blocks)},
         calls=calls,
         units=tuple(blocks),
@@ -331,7 +328,7 @@ _LABELS = st.builds(
 @given(
     owned=st.dictionaries(
         st.integers(0, 11), st.dictionaries(_LABELS, st.integers(0, 3_000_000), min_size=1, max_size=6), max_size=12
-    ),
+    )
 )
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_a_traced_account_adds_up_to_the_timed_clips_whatever_was_traced(

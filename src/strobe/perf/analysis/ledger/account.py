@@ -19,18 +19,7 @@ from strobe.core.errors import DataError
 from strobe.core.spans import ATTENTION, ATTENTION_KERNEL, DENOISE_STEP
 from strobe.perf.analysis.device.activity import HOST_LATE, IDLE, LAUNCH_LATENCY, PROFILER_OVERHEAD, UNLINKED
 from strobe.perf.analysis.parts import OF_KERNELS, OF_REGION, OF_STAGE, Part
-from strobe.perf.analysis.runs.timeline import (
-    KERNEL,
-    NOT_LINKED,
-    OP,
-    OUTSIDE,
-    TIMED,
-    UNMATCHED,
-    Label,
-    Partition,
-    Path,
-    summed,
-)
+from strobe.perf.analysis.runs.timeline import KERNEL, NOT_LINKED, OP, OUTSIDE, TIMED, UNMATCHED, Label, Partition, Path, summed
 from strobe.perf.measure.stats import LEVEL, Interval, mean_bounds, percentile
 from strobe.perf.records.record import Clip, Regions
 from strobe.perf.records.store import RunRecords

@@ -129,12 +129,7 @@ class TracedSide:
 
 
 def label_trace(
-    trace: Trace,
-    label: str,
-    focal: str | None = None,
-    section: SectionDefinition | None = None,
-    *,
-    steps: str | None = None,
+    trace: Trace, label: str, focal: str | None = None, section: SectionDefinition | None = None, *, steps: str | None = None
 ) -> TracedSide:
     """Cut the time of the device that spends most time in focal kernels; in any kernels, if nothing is focal.
 

@@ -349,8 +349,7 @@ class CallsRow:
     system_ns: A[float | None, col("mean CPU time of a program in the kernel; null for a function")]
     peak_bytes: A[int | None, col("peak memory, maximum over the samples; null: not known")]
     added_bytes: A[
-        int | None,
-        col("memory added by a sample to the memory at its start, maximum over the samples; null: not known"),
+        int | None, col("memory added by a sample to the memory at its start, maximum over the samples; null: not known")
     ]
     failures: A[int, col("number of timed runs of a program that ended with a non-zero exit status")]
     equal_output: A[bool | None, col("true: the output equals the baseline's; null: not compared")]
