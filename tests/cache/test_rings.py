@@ -320,14 +320,10 @@ KINDS = [RingCache, RollingCache, EIGHT, EightBitRing]
 @pytest.mark.parametrize(
     ("name", "arguments", "error"),
     [
-        ("at", (4, 3), SessionError),
-        ("at", (1, 1), SessionError),
-        ("at", (3, 0), SessionError),
-        ("at", (3, 6), ConfigError),
-        ("rewrite", (0,), SessionError),
-        ("rewrite", (4,), SessionError),
+        ("at", (4, 3), SessionError), ("at", (1, 1), SessionError), ("at", (3, 0), SessionError), ("at", (3, 6), ConfigError),
+        ("rewrite", (0,), SessionError), ("rewrite", (4,), SessionError),
     ],
-)
+)  # fmt: skip
 def test_wrong_frames_are_refused_and_nothing_changes(
     kind: Any, name: str, arguments: tuple[int, ...], error: type[Exception]
 ) -> None:

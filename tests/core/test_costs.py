@@ -171,20 +171,11 @@ def test_costs_add_and_multiply(flops: int, read: int, write: int, calls: int) -
 @pytest.mark.parametrize(
     ("spelling", "dtype"),
     [
-        ("torch.bfloat16", "bfloat16"),
-        ("c10::BFloat16", "bfloat16"),
-        ("c10::Half", "float16"),
-        ("float", "float32"),
-        ("TF32", "tfloat32"),
-        ("double", "float64"),
-        ("c10::Float8_e4m3fn", "float8"),
-        ("fp8_e5m2", "float8"),
-        ("signed char", "int8"),
-        ("long int", None),
-        ("", None),
-        ("bf16x", None),
+        ("torch.bfloat16", "bfloat16"), ("c10::BFloat16", "bfloat16"), ("c10::Half", "float16"), ("float", "float32"),
+        ("TF32", "tfloat32"), ("double", "float64"), ("c10::Float8_e4m3fn", "float8"), ("fp8_e5m2", "float8"),
+        ("signed char", "int8"), ("long int", None), ("", None), ("bf16x", None),
     ],
-)
+)  # fmt: skip
 def test_dtypes_in_every_spelling(spelling: str, dtype: str | None) -> None:
     assert costs.parse_dtype(spelling) == dtype
 

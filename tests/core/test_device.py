@@ -22,15 +22,11 @@ def gpus(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Non
 @pytest.mark.parametrize(
     ("gpus", "name", "expected"),
     [
-        (0, "auto", "cpu"),
-        (2, "auto", "cuda:0"),
-        (2, "cuda", "cuda:0"),
-        (2, "cuda:1", "cuda:1"),
-        (2, torch.device("cuda"), "cuda:0"),
-        (2, torch.device("cuda", 1), "cuda:1"),
+        (0, "auto", "cpu"), (2, "auto", "cuda:0"), (2, "cuda", "cuda:0"), (2, "cuda:1", "cuda:1"),
+        (2, torch.device("cuda"), "cuda:0"), (2, torch.device("cuda", 1), "cuda:1"),
     ],
     indirect=["gpus"],
-)
+)  # fmt: skip
 @pytest.mark.usefixtures("gpus")
 def test_names_that_exist(name: str | torch.device, expected: str) -> None:
     assert resolve_device(name) == torch.device(expected)

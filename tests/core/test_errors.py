@@ -26,15 +26,9 @@ def test_an_unavailable_implementation_says_why_and_what_would_run() -> None:
 @pytest.mark.parametrize(
     ("given", "hint"),
     [
-        ("turob", " (did you mean 'turbo'?)"),
-        ("TURBO", " (did you mean 'turbo'?)"),
-        ("ultr", " (did you mean 'ultra'?)"),
-        ("xyz", ""),
-        ("ultimate", ""),
-        ("fa5", " (did you mean 'FA3'?)"),
-        ("nope", ""),
-        ("", ""),
+        ("turob", " (did you mean 'turbo'?)"), ("TURBO", " (did you mean 'turbo'?)"), ("ultr", " (did you mean 'ultra'?)"),
+        ("xyz", ""), ("ultimate", ""), ("fa5", " (did you mean 'FA3'?)"), ("nope", ""), ("", ""),
     ],
-)
+)  # fmt: skip
 def test_nearest(given: str, hint: str) -> None:
     assert nearest(given, ["baseline", "turbo", "ultra", "FA3", "over", "compile"]) == hint

@@ -91,14 +91,10 @@ def test_blocks_for_is_the_smallest_that_lasts(seconds: float, first: int) -> No
 @pytest.mark.parametrize(
     ("total", "num_steps", "steps"),
     [
-        (4, 4, [1, 2, 3, 4]),
-        (4, 2, [1, 1, 2, 2]),
-        (8, 4, [1, 1, 2, 2, 3, 3, 4, 4]),
-        (2, 4, [2, 4]),
-        (3, 1, [1, 1, 1]),
+        (4, 4, [1, 2, 3, 4]), (4, 2, [1, 1, 2, 2]), (8, 4, [1, 1, 2, 2, 3, 3, 4, 4]), (2, 4, [2, 4]), (3, 1, [1, 1, 1]),
         (1, 4, [4]),
     ],
-)
+)  # fmt: skip
 def test_a_blend_gives_ever_more_denoise_steps_to_the_target(total: int, num_steps: int, steps: list[int]) -> None:
     start, target = torch.zeros(1, 2, 3), torch.rand(1, 2, 3)
     blend, found, nearer = Blend(start=start, target=target, done=1, total=total), [], []

@@ -125,20 +125,12 @@ def test_a_damaged_list_and_a_folder_that_cannot_be_written(tmp_path: Path, read
 
 WAN = {
     "README.md": b"#",
-    "config.json": b"{}",
-    "diffusion_pytorch_model.safetensors": b"dit",
-    "Wan2.1_VAE.pth": b"vae",
-    "models_t5_umt5-xxl-enc-bf16.pth": b"t5",
-    "google/umt5-xxl/spiece.model": b"words",
-    "pickled.pt": b"pickle",
-    "examples/clip.mp4": b"clip",
-    "models/base.pt": b"base",
-    "models/lora.pt": b"lora",
-    "big/model.safetensors.index.json": b"[]",
-    "big/model-00001-of-00002.safetensors": b"1",
-    "big/model-00002-of-00002.safetensors": b"2",
-    "big/other.safetensors": b"3",
-}
+    "config.json": b"{}", "diffusion_pytorch_model.safetensors": b"dit", "Wan2.1_VAE.pth": b"vae",
+    "models_t5_umt5-xxl-enc-bf16.pth": b"t5", "google/umt5-xxl/spiece.model": b"words", "pickled.pt": b"pickle",
+    "examples/clip.mp4": b"clip", "models/base.pt": b"base", "models/lora.pt": b"lora",
+    "big/model.safetensors.index.json": b"[]", "big/model-00001-of-00002.safetensors": b"1",
+    "big/model-00002-of-00002.safetensors": b"2", "big/other.safetensors": b"3",
+}  # fmt: skip
 CALLS = """
 import json
 from strobe.core.errors import StrobeError

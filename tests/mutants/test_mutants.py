@@ -60,13 +60,10 @@ def test_what_is_made_wrong() -> None:
         (15, "x is None or x < least", "(not (x is None or x < least))"),
         (15, "x is None or x < least", "(x is None and x < least)"),
         (15, "x is None", "(x is not None)"),
-        (15, "x < least", "(x <= least)"),
-        (17, "return min(x, LIMIT)", "return None"),
-        (17, "min(x, LIMIT)", "(max(x, LIMIT))"),
-        (21, "return x + 1", "return None"),
-        (21, "x + 1", "(x - 1)"),
+        (15, "x < least", "(x <= least)"), (17, "return min(x, LIMIT)", "return None"),
+        (17, "min(x, LIMIT)", "(max(x, LIMIT))"), (21, "return x + 1", "return None"), (21, "x + 1", "(x - 1)"),
         (21, "1", "(2)"),
-    ]
+    ]  # fmt: skip
     assert all(each.source != SOURCE and each.source.count("\n") == SOURCE.count("\n") for each in found)
     moved = mutants("clamp.py", SOURCE.replace("LIMIT = 3", "\n\nLIMIT = 3"))
     assert [each.key for each in moved] == [each.key for each in found] and len({each.key for each in found}) == len(found)

@@ -395,18 +395,12 @@ def hub_of_one() -> tuple[Hub, Channel]:
 @pytest.mark.parametrize(
     ("away", "playing", "asleep", "left_s", "quiet_s", "expected"),
     [
-        (True, True, False, 20.0, 0.0, "suspend"),
-        (True, True, False, 20.1, 0.0, "drop"),
-        (True, False, True, 20.1, 0.0, "drop"),
-        (True, True, True, 19.0, 0.0, ""),
-        (True, True, False, 5.0, 99.0, ""),
-        (True, True, False, 5.1, 0.0, "suspend"),
-        (False, True, False, 99.0, 99.0, ""),
-        (False, False, False, 99.0, 5.0, ""),
-        (False, False, False, 0.0, 5.1, "suspend"),
-        (False, False, True, 99.0, 99.0, ""),
+        (True, True, False, 20.0, 0.0, "suspend"), (True, True, False, 20.1, 0.0, "drop"),
+        (True, False, True, 20.1, 0.0, "drop"), (True, True, True, 19.0, 0.0, ""), (True, True, False, 5.0, 99.0, ""),
+        (True, True, False, 5.1, 0.0, "suspend"), (False, True, False, 99.0, 99.0, ""), (False, False, False, 99.0, 5.0, ""),
+        (False, False, False, 0.0, 5.1, "suspend"), (False, False, True, 99.0, 99.0, ""),
     ],
-)
+)  # fmt: skip
 async def test_a_stream_that_rests_is_moved_away_and_one_that_is_left_is_closed(
     away: bool, playing: bool, asleep: bool, left_s: float, quiet_s: float, expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -44,16 +44,10 @@ def amd(architecture: str, wave: int) -> tuple[GPUTarget, Card]:
 
 
 CARDS: Final = {
-    "sm_80": nvidia(8, 0, 163),
-    "sm_86": nvidia(8, 6, 99),
-    "sm_89": nvidia(8, 9, 99),
-    "sm_90": nvidia(9, 0, 227),
-    "sm_100": nvidia(10, 0, 227),
-    "sm_120": nvidia(12, 0, 99),
-    "gfx90a": amd("gfx90a", 64),
-    "gfx942": amd("gfx942", 64),
+    "sm_80": nvidia(8, 0, 163), "sm_86": nvidia(8, 6, 99), "sm_89": nvidia(8, 9, 99), "sm_90": nvidia(9, 0, 227),
+    "sm_100": nvidia(10, 0, 227), "sm_120": nvidia(12, 0, 99), "gfx90a": amd("gfx90a", 64), "gfx942": amd("gfx942", 64),
     "gfx1100": amd("gfx1100", 32),
-}
+}  # fmt: skip
 """Targets of Triton and their cards; what a program may take of shared memory is in CUDA's programming guide, table of compute
 capabilities, and in AMD's, local data share."""
 DTYPES: Final = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32}

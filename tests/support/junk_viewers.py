@@ -20,16 +20,11 @@ GOOD: Final = (
     {"type": "play"},
     {"type": "pause"},
     {"type": "reset", "prompt": WORDS[0], "seed": 5, "preset": "turbo"},
-    {"type": "mark", "name": "here"},
-    {"type": "go", "branch": 1},
-    {"type": "fork", "branch": 1},
-    {"type": "record", "on": True},
-    {"type": "record", "on": False},
-    {"type": "recipe"},
-    {"type": "received", "frame": 3, "generation": 0},
-    {"type": "seen", "frame": 3, "generation": 0, "epoch": 0, "waiting": 2},
+    {"type": "mark", "name": "here"}, {"type": "go", "branch": 1}, {"type": "fork", "branch": 1},
+    {"type": "record", "on": True}, {"type": "record", "on": False}, {"type": "recipe"},
+    {"type": "received", "frame": 3, "generation": 0}, {"type": "seen", "frame": 3, "generation": 0, "epoch": 0, "waiting": 2},
     {"type": "open", "v": 1, "prompt": WORDS[0]},
-)
+)  # fmt: skip
 """Messages of the protocol, from which junk is made."""
 VALUES: Final[tuple[object, ...]] = (None, True, -1, 0, 2**48, 10**400, 1e308, "", "x" * 70, [], {}, [[]], "\ud800", WORDS[5])
 MANNERS: Final = ("open", "open", "open", "junk", "deaf", "hang", "http", "half")

@@ -156,14 +156,9 @@ def write_krea(folder: Path, original: Tensors) -> Path:
 
 
 WRITERS: dict[str, Callable[[Path, Tensors], Path]] = {
-    "original": write_original,
-    "original_sharded": write_original_sharded,
-    "diffusers": write_diffusers,
-    "self_forcing": write_self_forcing,
-    "fsdp": write_fsdp,
-    "longlive": write_longlive,
-    "krea": write_krea,
-}
+    "original": write_original, "original_sharded": write_original_sharded, "diffusers": write_diffusers,
+    "self_forcing": write_self_forcing, "fsdp": write_fsdp, "longlive": write_longlive, "krea": write_krea,
+}  # fmt: skip
 
 
 def read_checkpoint(path: Path, config: WanConfig | None = None) -> SimpleNamespace:

@@ -498,20 +498,12 @@ ALIKE = [
     (X.bfloat16(), (X * 1.005).bfloat16()),
     (X, X.bfloat16()),  # the coarser dtype decides
     (X.to(torch.complex64), X.to(torch.complex64) * (1 + 2e-6)),
-    (1.0, 1.0 + 1e-9),
-    (1, 1),
-    ("a", "a"),
-    (True, True),
-    (np.arange(3), np.arange(3)),
-    (np.array(["a"]), np.array(["a"])),
-    (np.arange(3, dtype=">f4"), np.arange(3, dtype="<f4")),
-    ({"a": [X, (1, "b")]}, {"a": [X, (1, "b")]}),
-    (Frames(X, 16), Frames(X, 16)),
-    ({"a": X, "b": 1}, {"b": 1, "a": X}),
-    (torch.tensor([1.0, math.nan, math.inf]), torch.tensor([1.0, math.nan, math.inf])),
-    (torch.zeros(0), torch.zeros(0)),
+    (1.0, 1.0 + 1e-9), (1, 1), ("a", "a"), (True, True), (np.arange(3), np.arange(3)), (np.array(["a"]), np.array(["a"])),
+    (np.arange(3, dtype=">f4"), np.arange(3, dtype="<f4")), ({"a": [X, (1, "b")]}, {"a": [X, (1, "b")]}),
+    (Frames(X, 16), Frames(X, 16)), ({"a": X, "b": 1}, {"b": 1, "a": X}),
+    (torch.tensor([1.0, math.nan, math.inf]), torch.tensor([1.0, math.nan, math.inf])), (torch.zeros(0), torch.zeros(0)),
     (torch.zeros(3), torch.zeros(3)),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("found", "expected"), ALIKE)

@@ -35,15 +35,10 @@ def measured(root: Path, *commands: str | tuple[str, ...], **plan: Any) -> RunRe
         ("echo 'a  b' \"c d\"", ("echo", "a  b", "c d")),
         (f"{PYTHON} -c 'print(1); print(2)'", (PYTHON, "-c", "print(1); print(2)")),
         (f"{PYTHON} -c \"print('$' * 2)\"", None),  # a shell reads variables inside double quotes
-        ("echo $HOME", None),
-        ("echo a | cat", None),
-        ("echo a > file", None),
-        ("echo *.py", None),
-        ("NAME=1 echo", None),
-        ("cd / && ls", None),
-        ("exit 3", None),
+        ("echo $HOME", None), ("echo a | cat", None), ("echo a > file", None), ("echo *.py", None), ("NAME=1 echo", None),
+        ("cd / && ls", None), ("exit 3", None),
     ],
-)
+)  # fmt: skip
 def test_a_shell_is_used_only_where_a_command_needs_it(command: str, words: tuple[str, ...] | None) -> None:
     program, _ = programs_of([(command,), ("true",)])
     assert program.argv == (("sh", "-c", command) if words is None else words)

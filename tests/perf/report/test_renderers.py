@@ -203,23 +203,14 @@ def test_four_significant_digits(value: float, text: str) -> None:
 @pytest.mark.parametrize(
     ("cell", "unit", "text"),
     [
-        (m.Time(1_500_000), "", "1.500 ms"),
-        (m.Time(1_500_000), "ms", "1.500"),
-        (m.Time(1_500), "µs", "1.500"),
-        (m.Time(2e9), "s", "2.000"),
-        (m.ExactTime(-5), "ms", "-0.000005"),
-        (m.Ratio(1.2513), "", "1.25x"),
-        (m.Ratio(1.2513, 1.2, 1.3), "", "1.251x [1.200, 1.300]"),
-        (m.Share(0.512), "", "51.2 %"),
-        (m.Share(-0.0001), "", "0.0 %"),
-        (m.Number(3.14159, 2, "dB"), "", "3.14 dB"),
-        (m.Count(7), "", "7"),
-        (m.Missing("why"), "", "not measured"),
-        (m.Missing("why", "-"), "", "-"),
-        (m.Text("a\nb"), "", "a\\nb"),
+        (m.Time(1_500_000), "", "1.500 ms"), (m.Time(1_500_000), "ms", "1.500"), (m.Time(1_500), "µs", "1.500"),
+        (m.Time(2e9), "s", "2.000"), (m.ExactTime(-5), "ms", "-0.000005"), (m.Ratio(1.2513), "", "1.25x"),
+        (m.Ratio(1.2513, 1.2, 1.3), "", "1.251x [1.200, 1.300]"), (m.Share(0.512), "", "51.2 %"),
+        (m.Share(-0.0001), "", "0.0 %"), (m.Number(3.14159, 2, "dB"), "", "3.14 dB"), (m.Count(7), "", "7"),
+        (m.Missing("why"), "", "not measured"), (m.Missing("why", "-"), "", "-"), (m.Text("a\nb"), "", "a\\nb"),
         (m.Code("\x07"), "", "\\x07"),
     ],
-)
+)  # fmt: skip
 def test_cells(cell: object, unit: str, text: str) -> None:
     assert m.cell_text(cell, m.Column("c", unit)) == text  # type: ignore[arg-type]
 

@@ -214,16 +214,10 @@ def test_idle_time_carries_the_span_of_the_launch_that_ends_it() -> None:
     ]
     result = partition_of(timeline_of(_trace(regions, device=device, overhead=((25, 28),))))
     assert result.tiles[0].owned == {
-        Label((), "kernel"): 10 + 8,
-        Label(("ffn",), "host_late"): 5 + 2,
-        Label(("ffn",), "profiler_overhead"): 3,
-        Label(("ffn",), "launch_latency"): 10,
-        Label(("ffn",), "kernel"): 20,
-        Label(("ffn",), "memcpy"): 4,
-        Label(NOT_LINKED, "unlinked"): 6,
-        Label(NOT_LINKED, "kernel"): 10,
-        Label((), "queued"): 2,
-    }
+        Label((), "kernel"): 10 + 8, Label(("ffn",), "host_late"): 5 + 2, Label(("ffn",), "profiler_overhead"): 3,
+        Label(("ffn",), "launch_latency"): 10, Label(("ffn",), "kernel"): 20, Label(("ffn",), "memcpy"): 4,
+        Label(NOT_LINKED, "unlinked"): 6, Label(NOT_LINKED, "kernel"): 10, Label((), "queued"): 2,
+    }  # fmt: skip
     assert {call.name: call.exclusive_ns for call in result.calls} == {"a": 10, "b": 20, "c": 4, "early": 10, "d": 8}
 
 
