@@ -80,10 +80,11 @@ def test_weights_arrive_as_torch_copies_them(name: str, monkeypatch: pytest.Monk
     tensors = {str(at): torch.randn(shape) for at, shape in enumerate(shapes)}
     tensors |= {"half": torch.randn(70).half(), "turned": torch.randn(9, 5).t(), "learned": torch.nn.Parameter(torch.randn(40))}
     there = resolve_device(name)
-    found = device.uploaded(tensors, there, torch.bfloat16)
+    with torch.inference_mode():
+        found = device.uploaded(tensors, there, torch.bfloat16)
     assert found.keys() == tensors.keys()
     for key, tensor in tensors.items():
-        assert not found[key].requires_grad
+        assert not found[key].requires_grad and not found[key].is_inference()
         assert found[key].device == there
         assert torch.equal(found[key].cpu(), tensor.detach().bfloat16()), key
         assert found[key].data_ptr() != tensor.data_ptr() or tensor.numel() == 0

@@ -134,9 +134,10 @@ def uploaded(tensors: Mapping[str, torch.Tensor], device: torch.device, dtype: t
     """
     import torch
 
-    if device.type != "cuda":
-        return {name: tensor.detach().to(device, dtype, copy=True) for name, tensor in tensors.items()}
-    found = {name: torch.empty(tensor.shape, dtype=dtype, device=device) for name, tensor in tensors.items()}
+    with torch.inference_mode(False):  # what an inference makes, nobody could write to, the threads below among them
+        if device.type != "cuda":
+            return {name: tensor.detach().to(device, dtype, copy=True) for name, tensor in tensors.items()}
+        found = {name: torch.empty(tensor.shape, dtype=dtype, device=device) for name, tensor in tensors.items()}
     number = max(1, min(8, (os.cpu_count() or 1) // 2))
     pinned = torch.empty(2 * number, _PIECE, dtype=torch.uint8, device="cpu", pin_memory=True)
     streams = [torch.cuda.Stream(device) for _ in pinned]

@@ -101,17 +101,12 @@ def turned_together(head_dim: int) -> int:
     return head_dim & -head_dim
 
 
+@lru_cache(maxsize=8)
 def hadamard(head_dim: int, device: torch.device, dtype: torch.dtype) -> Tensor:
     """Return the symmetric Hadamard matrix of ones and minus ones, by Sylvester, of `turned_together` channels, block by block.
 
     Its square is `turned_together` times the identity.
     """
-    faked = torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack()  # then it is not to be kept
-    return (_hadamard.__wrapped__ if faked else _hadamard)(head_dim, device, dtype)
-
-
-@lru_cache(maxsize=8)
-def _hadamard(head_dim: int, device: torch.device, dtype: torch.dtype) -> Tensor:
     matrix, size = torch.ones(1, 1), turned_together(head_dim)
     while matrix.shape[0] < size:
         matrix = torch.cat((torch.cat((matrix, matrix), 1), torch.cat((matrix, -matrix), 1)))

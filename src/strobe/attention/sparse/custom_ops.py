@@ -57,7 +57,8 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tenso
     """Return out `[B, S_q, H, D]` and lse float32 `[B, H, S_q]`; see `BlockSelection` for the rest."""
     *flat, softmax_scale, impl = rest
     selection = _selection(flat)
-    check_entries(selection, k.shape[1] // selection.block)  # a compiler has traced past the check of the api
+    if not torch._C._functorch.is_batchedtensor(selection.indices):
+        check_entries(selection, k.shape[1] // selection.block)  # a compiler has traced past the check of the api
     selection = _for_impl(impl, selection, k)
     with ambient(q):  # compiled code calls this with any device current
         out, lse = _kernels(impl).forward(q, k, v, selection, softmax_scale)

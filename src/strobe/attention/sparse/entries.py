@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from strobe.attention.sparse.selection import BlockSelection
-from strobe.attention.types import traced
 from strobe.core.errors import ShapeError
 from strobe.core.settings import read_settings
 
@@ -62,10 +61,10 @@ def check_entries(selection: BlockSelection, num_kv: int | Tensor) -> None:
 
 def looks(tensor: Tensor) -> bool:
     """Whether what a tensor holds is to be looked at."""
-    if traced() or torch._C._len_torch_dispatch_stack() or tensor.is_meta:
+    if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() or tensor.is_meta:
         return False
     if tensor.device.type == "cpu":
-        return not torch._C._functorch.is_batchedtensor(tensor)  # torch.vmap looks at no values
+        return True
     return _everywhere() and not (tensor.is_cuda and torch.cuda.is_current_stream_capturing())
 
 
@@ -78,7 +77,7 @@ def sound(selection: BlockSelection, num_kv: int) -> BlockSelection:
     """The selection without the entries that name no key block; itself if the host knows that there are none. No host sync."""
     if selection.within(num_kv):
         return selection
-    if selection.indices.is_cuda and not traced():
+    if selection.indices.is_cuda and not torch.compiler.is_compiling():
         from strobe.attention.sparse.impl.entries_triton import kept_on_gpu
 
         indices, counts = kept_on_gpu(selection.indices, selection.counts, num_kv)

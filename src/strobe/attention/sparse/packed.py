@@ -192,7 +192,8 @@ def _among_all(selection: BlockSelection, queries: PackedLayout, keys: PackedLay
     """
     numbers = torch.cat((keys.first_blocks.diff(), keys.first_blocks.new_zeros(1)))  # the rows left over have none
     indices, own = selection.indices, numbers[queries.sequences][:, None]  # [N_q, 1]
-    check_entries(selection, own)
+    if not torch._C._functorch.is_batchedtensor(indices):
+        check_entries(selection, own)
     first = keys.first_blocks[queries.sequences][:, None]
     return torch.where((indices >= 0) & (indices < own), indices + first, -1).to(indices.dtype)
 

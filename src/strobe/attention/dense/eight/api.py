@@ -15,7 +15,7 @@ from strobe.attention.dense.eight.impl.reference import QUERIES
 from strobe.attention.impls import MISSING, Choice, Impl, hash_of, no_card_for, select, short
 from strobe.attention.types import AttentionOutput, AttentionSpec, TensorMeta, check, expect
 from strobe.core.errors import ConfigError, ImplUnavailableError, ShapeError
-from strobe.eightbit.rounded import BLOCK, Arriving, BlockBudget, RoundedKeys, RoundedQueries, unfilled
+from strobe.eightbit.rounded import BLOCK, Arriving, BlockBudget, RoundedKeys, RoundedQueries, hadamard, unfilled
 from strobe.eightbit.rounding import RoundingImpl, round_queries, store
 
 
@@ -103,7 +103,11 @@ def eightbit_attention(
     """
     spec = check(q, k, v, softmax_scale, return_lse)
     choice = _choose(spec, impl)
-    return _run_on(q, _round(k, v, 1.0, choice.impl), choice.impl, spec)
+    try:
+        return _run_on(q, _round(k, v, 1.0, choice.impl), choice.impl, spec)
+    finally:
+        if not torch.compiler.is_dynamo_compiling() and torch._C._len_torch_dispatch_stack():
+            hadamard.cache_clear()  # a matrix of fake numbers is not to be kept
 
 
 def round_keys(k: Tensor, v: Tensor, *, room: float = 1.0, impl: str = "auto") -> RoundedKeys:
