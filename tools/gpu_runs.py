@@ -70,11 +70,11 @@ def add(row: Row, place: Path = TABLE) -> None:
 
 
 def page(rows: Sequence[Row], text: str) -> str:
-    """Return a page with these rows in its last section, below the paragraph there."""
+    """Return a page with the first eight rows in its last section, below the paragraph there."""
     before, _, section = text.partition(HEADING)
     said = section.split("\n\n")[0].strip("\n")
     table = ["| " + " | ".join((*SHOWN, "skipped", "seconds")) + " |", "|---" * (len(SHOWN) + 2) + "|"]
-    for row in rows:
+    for row in rows[:8]:
         cells = [*(row[name] for name in SHOWN), sum(row["skipped"].values()), row["wall_s"]]
         table.append("| " + " | ".join(map(str, cells)) + " |")
     return f"{before}{HEADING}\n{said}\n\n" + ("\n".join(table) + "\n" if rows else NO_RUN)

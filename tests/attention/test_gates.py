@@ -18,6 +18,8 @@ import torch
 from torch import Tensor
 
 import gates_of_tests as made_up
+from strobe.attention.dense.api import IMPLS as DENSE_IMPLS
+from strobe.attention.dense.eight.api import IMPLS as EIGHT_IMPLS
 from strobe.attention.explain import plain_calls
 from strobe.attention.gates import dense, eightbit, run, sparse
 from strobe.attention.gates.case import CaseRefusedError, GateCase, GateError
@@ -48,6 +50,13 @@ def moved(impl: Impl[Any], card: Card, gates: Sequence[GateRun]) -> bool:
         == (impl.operator, impl.name, impl.kernel, run.cases_hash(impl.operator), "")
         for gate in held
     )
+
+
+def test_the_record_that_ships_is_of_these_kernels() -> None:
+    """One that is not leaves `auto` without the kernel on every GPU: run its gate on one again."""
+    kernels = {(each.operator, each.name): each.kernel for each in (*DENSE_IMPLS, *EIGHT_IMPLS, *SPARSE_IMPLS)}
+    recorded = {(gate.operator, gate.impl): gate.kernel for gate in SHIPPED}
+    assert recorded == {whose: kernels[whose] for whose in recorded} and len(recorded) > 5
 
 
 def cases_on(card: Card, gates: Sequence[GateRun], *, everything: bool = False) -> list[tuple[str, str, GateCase]]:
