@@ -142,14 +142,8 @@ def test_a_failing_cell_is_an_entry_and_the_next_one_runs(tmp_path: Path, tiny: 
 
 def test_the_front() -> None:
     inf = float("inf")
-    points = {
-        "base": (1.0, inf),
-        "slower and worse": (0.9, 30.0),
-        "the same again": (1.0, inf),
-        "good": (1.8, 50.0),
-        "beaten": (1.7, 40.0),
-        "fastest": (2.0, 15.0),
-    }
+    points = {"base": (1.0, inf), "slower and worse": (0.9, 30.0), "the same again": (1.0, inf), "good": (1.8, 50.0)}
+    points |= {"beaten": (1.7, 40.0), "fastest": (2.0, 15.0)}
     assert front([*points], points.__getitem__) == ("fastest", "good", "base")
 
 
